@@ -3,8 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from itertools import permutations
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
@@ -38,7 +37,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     refuse_existing(output)
     target = _followed(output)
     lock, partial = (target.with_name(f".{target.name}.{ending}") for ending in ("lock", "partial"))
-    with sole_use(lock, output), naming({partial: output}):
+    with sole_use(lock, output), naming(partial, output):
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
@@ -56,11 +55,6 @@ def as_path(path: str | Path) -> Path:
 
 def optional_path(path: str | Path | None) -> Path | None:
     return None if path is None else as_path(path)
-
-
-def sibling(path: Path, suffix: str) -> Path:
-    """`path` with `suffix` added to its name."""
-    return path.with_name(path.name + suffix)
 
 
 @contextlib.contextmanager
@@ -84,32 +78,25 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def naming(names: Mapping[Path, object]) -> Iterator[None]:
-    """Replace temporary paths, the keys of `names`, with their values in the messages of errors raised inside."""
+def naming(temporary: Path, name: object) -> Iterator[None]:
+    """Replace a temporary path with this name in the messages of errors raised inside."""
     try:
         yield
     except RopecliError as error:
-        message = str(error)
-        for temporary, name in names.items():
-            message = message.replace(str(temporary), str(name))
-        raise type(error)(message) from error
+        raise type(error)(str(error).replace(str(temporary), str(name))) from error
 
 
 def refuse_unwritable(*files: Path | None, overwrite: bool = False) -> None:
-    """Raise OutputError for a file that cannot be written, exists, or is a folder of another. Called before a long run.
+    """Raise OutputError for a file that cannot be written, or exists. Called before a long run.
 
     overwrite: whether existing files may be replaced. Empty ones always may.
     """
-    outputs = [path for path in files if path]
-    for path in outputs:
+    for path in filter(None, files):
         _refuse_place(path)
         if path.exists() and not path.is_file():
             raise OutputError(f"{path} could not be written: it exists and is not a file.")
         if path.exists() and path.stat().st_size and not overwrite:
             raise OutputError(f"{path} exists. Choose another name, or replace it with --overwrite.")
-    for first, second in permutations(outputs, 2):
-        if second.resolve().is_relative_to(first.resolve()):
-            raise OutputError(f"{first} and {second} cannot both be written. Give one of them another name.")
 
 
 def refuse_existing(output: Path) -> None:

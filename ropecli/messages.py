@@ -60,12 +60,7 @@ def say_opening(*names: object) -> None:
     say(f"Opening {', '.join(map(str, names))} ...")
 
 
-def show(spans: Sequence[Span]) -> None:
-    """Show a training sequence: as text, with what is trained on in double brackets, or in colour on a terminal."""
-    _LOG.info("%s", plain_text(spans), extra={"spans": spans})
-
-
-def plain_text(spans: Sequence[Span]) -> str:
+def marked(spans: Sequence[Span]) -> str:
     """The sequence with remarks on lines of their own, and what is trained on in double brackets."""
     parts = []
     for text, is_trained in spans:
@@ -82,13 +77,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"
-
-
-def clock(seconds: float) -> str:
-    """8:20, or 1:02:03 from an hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def size(count: float) -> str:

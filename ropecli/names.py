@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from ropecli import demo
 from ropecli.atomic import as_path
-from ropecli.errors import CheckpointError, DataError, MethodError, did_you_mean
+from ropecli.errors import CheckpointError, DataError, MethodError, OutputError, did_you_mean
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_DATASET = re.compile(f"({HUB_ID.pattern})(?::(.+))?")
@@ -131,6 +131,20 @@ def check_training_data(source: str) -> None:
 def refuse_held_out(source: str) -> None:
     if source == DEMO:
         raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
+
+
+def check_picture(path: str) -> None:
+    """Raise OutputError unless a figure can be written in the format of this ending."""
+    _refuse_other_endings(path, ".png", ".svg", ".pdf")
+
+
+def check_page(path: str) -> None:
+    _refuse_other_endings(path, ".html", ".htm")
+
+
+def _refuse_other_endings(path: str, *endings: str) -> None:
+    if Path(path).suffix.lower() not in endings:
+        raise OutputError(f"{path} does not end in {' or '.join(endings)}.")
 
 
 def check_report(path: str | Path) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Required, TypedDict
 from annotated_doc import Doc
 
 from ropecli.errors import MethodError, shown
-from ropecli.names import METHODS, check_checkpoint, check_data, check_method, check_training_data
+from ropecli.names import METHODS, check_checkpoint, check_data, check_method, check_picture, check_training_data
 from ropecli.signature import Check, Default, Flag, Interval, InTokens, MinLen, OneOf, Only, Panel, token_count
 
 SCALING, DATA, OUTPUT, ENGINE = Panel("Scaling"), Panel("Data"), Panel("Output"), Panel("Engine")
@@ -48,7 +48,16 @@ Weights = Annotated[
 ]
 Overwrite = Annotated[bool, Doc("Replace an existing file."), OUTPUT]
 Resume = Annotated[bool, Doc("Resume an interrupted run of the same --output."), OUTPUT]
-OutputFolder = Annotated[str | Path, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT]
+Picture = Annotated[
+    str | Path | None,
+    Flag("--plot", metavar="FILE"),
+    Doc("Draw the result: .png, .svg or .pdf."),
+    Check(check_picture),
+    OUTPUT,
+]
+_FOLDER = Flag("--output", "-o", metavar="DIR")
+OutputFolder = Annotated[str | Path, _FOLDER, Doc("Folder to write."), OUTPUT]
+OptionalFolder = Annotated[str | Path | None, _FOLDER, Doc("Folder to write."), OUTPUT]
 
 
 # Loading
@@ -67,7 +76,6 @@ class LoadingOptions(TypedDict, total=False):
     ]
     device_map: Annotated[
         str | None,
-        Default(None),
         Flag("--device-map", metavar="MAP"),
         OneOf(("auto", "balanced", "balanced_low_0", "sequential")),
         Doc("auto: spread a model that does not fit one device over the GPUs, then the CPU, then the disk."),
@@ -75,17 +83,14 @@ class LoadingOptions(TypedDict, total=False):
     ]
     max_memory: Annotated[
         str | None,
-        Default(None),
         Flag("--max-memory", metavar="DEVICE=SIZE,..."),
         Only("device_map"),
         Doc("Memory for weights by GPU number or cpu, such as 0=20GB,cpu=60GB. Default: what is free."),
         LOADING,
     ]
-    load_in_8bit: Annotated[
-        bool, Default(False), Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING
-    ]
+    load_in_8bit: Annotated[bool, Doc("Quantize the weights to 8 bits while loading. Needs bitsandbytes."), LOADING]
     load_in_4bit: Annotated[
-        bool, Default(False), Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING
+        bool, Doc("Quantize the weights to 4 bits (NF4) while loading. Needs bitsandbytes."), LOADING
     ]
     attn: Annotated[
         str,
@@ -100,15 +105,10 @@ class ServerOptions(TypedDict, total=False):
     """The way to ask a server."""
 
     served_name: Annotated[
-        str | None,
-        Default(None),
-        Only("endpoint"),
-        Doc("The model's name at the server. Default: the only one."),
-        SERVER,
+        str | None, Only("endpoint"), Doc("The model's name at the server. Default: the only one."), SERVER
     ]
     api_key_env: Annotated[
         str | None,
-        Default(None),
         Flag("--api-key-env", metavar="NAME"),
         Only("endpoint"),
         Doc("Environment variable that holds the API key."),
@@ -116,7 +116,6 @@ class ServerOptions(TypedDict, total=False):
     ]
     timeout: Annotated[
         float | None,
-        Default(None),
         Interval(gt=0, le=86_400),
         Only("endpoint"),
         Doc("Seconds to wait for an answer. Default: 600."),
@@ -174,26 +173,31 @@ OriginalLength = Annotated[
 class ParameterOptions(TypedDict, total=False):
     """The parameters of methods."""
 
-    settings: Annotated[SeveralSettings, Default(None), Only("methods")]
-    factors_file: Annotated[FactorsFile, Default(None), Only("methods")]
-    original_length: Annotated[OriginalLength, Default(None), Only("methods")]
+    settings: Annotated[SeveralSettings, Only("methods")]
+    factors_file: Annotated[FactorsFile, Only("methods")]
+    original_length: Annotated[OriginalLength, Only("methods")]
 
 
-_METHODS = Doc("Patch in memory with these methods (see `ropecli methods`), separated by commas; as-is: no patch.")
-_FACTORS = Doc("Target length ÷ pretraining length: one factor or several, separated by commas.")
-_FACTORS_FLAG = Flag("--factors", "-f")
-Factor = Annotated[float, Interval(gt=0)]
-Methods = Annotated[Sequence[str], _METHODS, IS_METHOD, SCALING]
-Factors = Annotated[Sequence[Factor], MinLen(1), _FACTORS_FLAG, _FACTORS, SCALING]
+Methods = Annotated[
+    Sequence[str] | None,
+    Doc("Patch in memory with these methods (see `ropecli methods`), separated by commas; as-is: no patch."),
+    IS_METHOD,
+    SCALING,
+]
+Factors = Annotated[
+    Sequence[Annotated[float, Interval(gt=0)]] | None,
+    MinLen(1),
+    Flag("--factors", "-f"),
+    Doc("Target length ÷ pretraining length: one factor or several, separated by commas."),
+    SCALING,
+]
 
 
 class InMemoryOptions(ParameterOptions, total=False):
     """Patches in memory. Without methods, checkpoints are measured as they are."""
 
-    methods: Annotated[Sequence[str] | None, Default(None), _METHODS, IS_METHOD, SCALING]
-    factors: Annotated[
-        Sequence[Factor] | None, Default(None), MinLen(1), Only("methods"), _FACTORS_FLAG, _FACTORS, SCALING
-    ]
+    methods: Methods
+    factors: Annotated[Factors, Only("methods")]
 
 
 # Data
@@ -201,10 +205,8 @@ class TextOptions(TypedDict, total=False):
     """The texts of an evaluation."""
 
     text_column: Annotated[str, Default("text"), Doc("Column of a table that holds the text."), DATA]
-    skip_faulty: Annotated[
-        bool, Default(False), Doc("Skip and count rows without a usable text. Default: refuse the first."), DATA
-    ]
-    split: Annotated[str | None, Default(None), Doc("Split of a dataset. Default: test, validation or train."), DATA]
+    skip_faulty: Annotated[bool, Doc("Skip and count rows without a usable text. Default: refuse the first."), DATA]
+    split: Annotated[str | None, Doc("Split of a dataset. Default: test, validation or train."), DATA]
 
 
 class DocumentOptions(TextOptions, total=False):
@@ -221,14 +223,12 @@ class DocumentOptions(TextOptions, total=False):
     ]
     max_documents: Annotated[
         int | None,
-        Default(None),
         Interval(ge=1),
         Doc("Maximum number of documents to read. Default: all; the first 10,000 of a Hub dataset."),
         DATA,
     ]
     max_tokens: Annotated[
         int | None,
-        Default(None),
         Interval(ge=2),
         TOKENS,
         Only("protocol", ("sliding", "recall")),
@@ -242,7 +242,6 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
 
     endpoint: Annotated[
         str | None,
-        Default(None),
         Flag("--endpoint", metavar="URL"),
         Doc(
             "Measure what a server computes: one with OpenAI's completions API that takes token ids, such as vLLM. "
@@ -251,15 +250,10 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
         SERVER,
     ]
     engine: Annotated[
-        str | None,
-        Default(None),
-        OneOf(("vllm",)),
-        Doc("Read with another engine than transformers in this process: vllm."),
-        ENGINE,
+        str | None, OneOf(("vllm",)), Doc("Read with another engine than transformers in this process: vllm."), ENGINE
     ]
     engine_arg: Annotated[
         Mapping[str, Any] | None,
-        Default(None),
         Flag("--engine-arg", metavar="KEY=VALUE"),
         Only("engine"),
         Doc("An argument of vllm.LLM, such as tensor_parallel_size=2; repeatable."),
@@ -267,7 +261,6 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
     ]
     requests: Annotated[
         int | None,
-        Default(None),
         Interval(ge=1, le=1024),
         Only("endpoint"),
         Doc("Requests in flight at the server. Default: 16."),
@@ -276,7 +269,6 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
 
     chunk: Annotated[
         int | None,
-        Default(None),
         Interval(ge=0),
         TOKENS,
         Doc(
@@ -286,28 +278,15 @@ class MeasuringOptions(LoadingOptions, ServerOptions, total=False):
         LOADING,
     ]
     baseline: Annotated[
-        str | None,
-        Default(None),
-        Doc("Checkpoint to compare with. Default: the first unscaled one, or the first."),
-        IS_CHECKPOINT,
+        str | None, Doc("Checkpoint to compare with. Default: the first unscaled one, or the first."), IS_CHECKPOINT
     ]
-    revision: Annotated[Revision, Default(None)]
+    revision: Revision
     output: Annotated[
-        str | Path | None,
-        Default(None),
-        Flag("--output", "-o", metavar="FILE"),
-        Doc("Write the reports as JSON."),
-        OUTPUT,
+        str | Path | None, Flag("--output", "-o", metavar="FILE"), Doc("Write the reports as JSON."), OUTPUT
     ]
-    plot: Annotated[
-        str | Path | None,
-        Default(None),
-        Flag("--plot", metavar="FILE"),
-        Doc("Draw the result: .png, .svg or .pdf."),
-        OUTPUT,
-    ]
-    resume: Annotated[Resume, Default(False)]
-    overwrite: Annotated[Overwrite, Default(False)]
+    plot: Picture
+    resume: Resume
+    overwrite: Overwrite
 
 
 _MODES = OneOf(("rank", "generate"))
@@ -319,7 +298,7 @@ def _check_thinking(value: str) -> None:
 
 
 # Tasks
-_Lengths = Annotated[Sequence[Length] | None, Default(None), MinLen(1), Flag("--lengths", "-l", metavar="TOKENS,...")]
+_Lengths = Annotated[Sequence[Length] | None, MinLen(1), Flag("--lengths", "-l", metavar="TOKENS,...")]
 
 
 class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
@@ -340,7 +319,6 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     ]
     stride: Annotated[
         int | None,
-        Default(None),
         Interval(ge=1),
         TOKENS,
         Only("protocol", ("sliding",)),
@@ -348,7 +326,6 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     ]
     targets: Annotated[
         int | None,
-        Default(None),
         Interval(ge=1),
         TOKENS,
         Only("protocol", ("tail",)),
@@ -357,7 +334,6 @@ class PerplexityOptions(DocumentOptions, MeasuringOptions, total=False):
     batch_size: Annotated[int, Default(1), Interval(ge=1), Doc("Windows of the same length per forward pass."), LOADING]
     generate: Annotated[
         bool,
-        Default(False),
         Only("protocol", ("recall",)),
         Doc(
             "Generate the passage greedily after its cue, for a server that gives no log-probabilities of a "
@@ -392,7 +368,6 @@ class AskingOptions(InMemoryOptions, TextOptions, MeasuringOptions, total=False)
     ]
     thinking: Annotated[
         str | None,
-        Default(None),
         Flag("--thinking", metavar="off|TOKENS"),
         Only("mode", ("generate",)),
         Check(_check_thinking),
@@ -406,7 +381,6 @@ class NeedleOptions(AskingOptions, total=False):
 
     style: Annotated[
         str | None,
-        Default(None),
         OneOf(("code", "prose", "passkey")),
         Doc(
             "code, prose or passkey. code: AMBER_KEY = 48213 among lines of source, asked by `AMBER_KEY =`. prose: a "
@@ -443,7 +417,6 @@ class RulerOptions(AskingOptions, total=False):
 
     tasks: Annotated[
         Sequence[Annotated[str, OneOf(RULER_TASKS)]] | None,
-        Default(None),
         Flag("--tasks", "-t", metavar="TASK,..."),
         Doc(f"{', '.join(RULER_TASKS)}. Default: all whose prompts fit. RULER also has qa_1 and qa_2."),
     ]
@@ -459,7 +432,6 @@ class RulerOptions(AskingOptions, total=False):
     ]
     threshold: Annotated[
         float | None,
-        Default(None),
         Interval(gt=0, le=1),
         Doc(
             "Mean score that the effective length requires, 0 to 1. Default: 85.6% of the score at the shortest length."

@@ -1,8 +1,8 @@
 """Saves and restores the progress of a run. One mechanism serves `extend`, evaluation and training.
 
 Request    settings of the run; only the same request can resume it
-Records    JSON lines, each with a checksum; a damaged line is skipped
-Snapshots  folders named by step, written atomically and checked against a manifest of sizes and sha256
+Records    JSON lines; one that a killed run left incomplete is skipped
+Snapshots  folders named by step, written atomically
 
 OUTPUT.state/            state of an evaluation or of `extend`, removed once its output is written
     request              the request, as one record
@@ -17,16 +17,13 @@ import json
 import os
 import re
 import shutil
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ropecli.atomic import new_file, sibling, sole_use
-from ropecli.errors import OutputError, RecipeError, reason_of, shown
-from ropecli.hashing import sha256_of
+from ropecli.atomic import new_file, sole_use
+from ropecli.errors import OutputError, RecipeError, shown
 
-MANIFEST = "manifest.json"
 _REQUEST = "request"
 _ABSENT = object()
 
@@ -71,10 +68,12 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_records(path: Path) -> list[Any]:
-    """Values of the undamaged lines; empty if the file does not exist. Raises OSError."""
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    parts = [line.partition(b" ") for line in lines]
-    return [json.loads(text) for checksum, _, text in parts if checksum == _checksum(text)]
+    """Values of the complete lines; empty if the file does not exist. Raises OSError."""
+    values = []
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            values.append(json.loads(line))
+    return values
 
 
 def append_record(path: Path, value: Any) -> None:
@@ -85,18 +84,14 @@ def append_record(path: Path, value: Any) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":  # a truncated line must not damage the next
                 file.write(b"\n")
-        file.write(_checksum(text) + b" " + text + b"\n")
-
-
-def _checksum(text: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(text)
+        file.write(text + b"\n")
 
 
 # The folder OUTPUT.state
 
 
 def state_folder(output: Path) -> Path:
-    return sibling(output, ".state")
+    return output.with_name(f"{output.name}.state")
 
 
 def refuse_interrupted(output: Path | None, resume: bool) -> None:
@@ -168,12 +163,13 @@ def begin_snapshot(folder: Path, step: int) -> Path:
 
 
 def complete_snapshot(partial: Path) -> None:
-    """Write the folder's manifest and rename it, replacing a snapshot of that step. Raises OSError."""
+    """Flush the folder to disk and rename it, replacing a snapshot of that step. Raises OSError."""
     snapshot = partial.with_suffix("")
-    write_manifest(partial)
+    for path in [*partial.rglob("*"), partial]:  # so that they survive a power cut
+        _fsync(path)
     shutil.rmtree(snapshot, ignore_errors=True)
     partial.rename(snapshot)
-    fsync(snapshot.parent)
+    _fsync(snapshot.parent)
 
 
 def prune_snapshots(folder: Path, newest: int, keep: int, best: int | None = None) -> None:
@@ -185,49 +181,7 @@ def prune_snapshots(folder: Path, newest: int, keep: int, best: int | None = Non
             shutil.rmtree(path, ignore_errors=True)
 
 
-def restore_newest(snapshots: list[tuple[int, Path]], restore: Callable[[Path], str | None]) -> int:
-    """Restore the newest snapshot and return its step; 0 if there are no snapshots.
-
-    restore: restores one and returns None, or returns what is wrong with it. Then OutputError is raised.
-    """
-    if not snapshots:
-        return 0
-    step, path = snapshots[-1]
-    if fault := restore(path):
-        raise OutputError(
-            f"Cannot resume from the checkpoint {path}: {fault}. Delete it to resume from the one before, or to start "
-            "over if there is none."
-        )
-    return step
-
-
-def write_manifest(folder: Path) -> None:
-    """Write the manifest of all files below `folder` and fsync them, so that they survive a power cut."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    listed = _describe(folder, [path.relative_to(folder).as_posix() for path in files])
-    (folder / MANIFEST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
-    for path in [*folder.rglob("*"), folder]:
-        fsync(path)
-
-
-def manifest_fault(folder: Path) -> str | None:
-    """A difference of the files from the manifest; None if they match."""
-    try:
-        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        actual = _describe(folder, list(listed))
-    except (OSError, ValueError) as error:
-        return f"a file is missing or damaged ({reason_of(error)})"
-    changed = [name for name in listed if actual[name] != listed[name]]
-    return f"{changed[0]} does not match its checksum" if changed else None
-
-
-def _describe(folder: Path, names: list[str]) -> dict[str, Any]:
-    digests = sha256_of([folder / name for name in names])
-    sizes = [(folder / name).stat().st_size for name in names]
-    return {name: {"size": size, "sha256": digest} for name, size, digest in zip(names, sizes, digests, strict=True)}
-
-
-def fsync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     """Flush a file or folder to disk. Does nothing if it does not exist."""
     try:
         handle = os.open(path, os.O_RDONLY)

@@ -1,7 +1,8 @@
 """Options of a command: what a signature says about them, and the decorator that checks it.
 
 A group of options is a TypedDict (total=False) whose fields are `Annotated[type, Default(value), Doc("help"), ...]`, or
-`Required[Annotated[type, Doc("help"), ...]]`. A command takes it by `**shared: Unpack[Group]`.
+`Required[Annotated[type, Doc("help"), ...]]`. A command takes it by `**shared: Unpack[Group]`. The default of a field
+is None, or False for a bool, unless there is a Default.
 """
 
 import functools
@@ -14,26 +15,14 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Required, TypeVar, cast
 
 from ropecli.errors import MethodError, did_you_mean, shown
 
-# Methods that nobody calls would take time whenever a command starts: hence no dataclass's own.
 
-
-class _Note:
-    """A note of an annotation."""
-
-    def __repr__(self) -> str:
-        """For help() in Python: what was set, numbers by name."""
-        given = {key: value for key, value in vars(self).items() if value not in (None, ())}
-        words = [f"{key}={value}" if isinstance(value, int | float) else repr(value) for key, value in given.items()]
-        return f"{type(self).__name__}({', '.join(words)})"
-
-
-@dataclass(eq=False, repr=False)
-class Flag(_Note):
+@dataclass(eq=False)
+class Flag:
     """An option's name on the command line: Flag("--set", "-s"). metavar: the placeholder for its value in help."""
 
     name: str
@@ -41,56 +30,53 @@ class Flag(_Note):
     metavar: str | None = None
 
 
-@dataclass(eq=False, repr=False)
-class Panel(_Note):
+@dataclass(eq=False)
+class Panel:
     """The group of options in which help lists an option."""
 
     title: str
 
 
-@dataclass(eq=False, repr=False)
-class InTokens(_Note):
+@dataclass(eq=False)
+class InTokens:
     """Marks a number of tokens, which the command line reads with suffixes: 4k is 4,096, 1M is 1,048,576."""
 
 
-@dataclass(eq=False, repr=False)
-class Only(_Note):
+@dataclass(eq=False)
+class Only:
     """Marks an option that has an effect only with another one: set to one of these values, or without them, set."""
 
     other: str
     values: tuple[str, ...] = ()
 
 
-@dataclass(eq=False, repr=False)
-class OneOf(_Note):
+@dataclass(eq=False)
+class OneOf:
     """The values of an option."""
 
     values: tuple[str, ...]
 
 
-@dataclass(eq=False, repr=False)
-class Check(_Note):
+@dataclass(eq=False)
+class Check:
     """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast.
 
     values: the names that a shell completes.
     """
 
     test: Callable[[str], None]
-    values: Iterable[str] = ()
-
-    def __repr__(self) -> str:
-        return f"Check({self.test.__name__})"
+    values: Iterable[str] = field(default=(), repr=False)
 
 
-@dataclass(eq=False, repr=False)
-class Default(_Note):
+@dataclass(eq=False)
+class Default:
     """The default of a group's field."""
 
     value: Any
 
 
-@dataclass(eq=False, repr=False)
-class Interval(_Note):
+@dataclass(eq=False)
+class Interval:
     """The range of a number, or of each number of a list."""
 
     gt: float | None = None
@@ -98,8 +84,8 @@ class Interval(_Note):
     le: float | None = None
 
 
-@dataclass(eq=False, repr=False)
-class MinLen(_Note):
+@dataclass(eq=False)
+class MinLen:
     """The least number of values of a list."""
 
     min_length: int
@@ -191,9 +177,13 @@ def _flat_signature(function: Callable[..., Any]) -> inspect.Signature:
             continue
         (group,) = typing.get_args(parameter.annotation)
         for name, annotation in group.__annotations__.items():
+            default: Any = parameter.empty
             if typing.get_origin(annotation) is Required:
                 (annotation,) = typing.get_args(annotation)
-            default = next((note.value for note in _parts(annotation)[1] if isinstance(note, Default)), parameter.empty)
+            else:
+                kind, notes = _parts(annotation)
+                without = False if kind is bool else None
+                default = next((note.value for note in notes if isinstance(note, Default)), without)
             parameters.append(inspect.Parameter(name, parameter.KEYWORD_ONLY, default=default, annotation=annotation))
     return signature.replace(parameters=parameters)
 

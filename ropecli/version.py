@@ -6,5 +6,3 @@ try:
     VERSION = version("ropecli")
 except PackageNotFoundError:  # run from a source tree that is not installed
     VERSION = "0+source"
-GENERATOR = f"ropecli {VERSION}"
-"""Names the program in pictures and pages."""

@@ -12,7 +12,7 @@ from ropecli.errors import shown
 
 
 class _Loader(yaml.SafeLoader):
-    """Values of the YAML 1.2 core schema. A repeated key is an error."""
+    """Values of the YAML 1.2 core schema, numbers in decimal. A repeated key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys = set()
@@ -22,20 +22,16 @@ class _Loader(yaml.SafeLoader):
             keys.add(key)
         return super().construct_mapping(node, deep)
 
-    def construct_whole_number(self, node: yaml.ScalarNode) -> int:
-        text = self.construct_scalar(node)
-        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-
 
 _Loader.yaml_implicit_resolvers = {}  # drop those of YAML 1.1
 for _kind, _pattern in {
     "null": r"|~|null|Null|NULL",
     "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    "int": r"[-+]?[0-9]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 }.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), None)
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole_number)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 
 
 def read_yaml(text: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:

@@ -116,9 +116,7 @@ FAULTS: list[tuple[str, str]] = [
     ("labels[: len(of_token) - 1] = of_token[1:]", "labels[: len(of_token)] = of_token"),
     ("np.add.at(labels, self._documents(sequence)[scored], 1)", "np.add.at(labels, self._documents(sequence), 1)"),
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
-    ("if actual[name] != listed[name]]", "if False]"),
     ("step % self.every == 0 or step == self.steps", "step % self.every == 0"),
-    ("checksum == _checksum(text)", "checksum"),
     ('options["attention_mask"] = torch.ones_like(ids)', "pass"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
     ("length, launch).total <= _USABLE * memory", "length, launch).total <= memory"),
@@ -150,8 +148,8 @@ FAULTS: list[tuple[str, str]] = [
     # big models and large sources
     ("return replace(self, limit=HUB_DOCUMENTS)", "return self"),
     ("removeprefix(codecs.BOM_UTF8) if number == 1 else line", "strip()"),
-    ("value.encode()", "value.isascii()"),
-    ("start = first + len(part)", "start = at.stop"),
+    (", allow_nan=False)).encode()", ")).encode()"),
+    ("int(self._starts[document] - self._ends[number]) + len(shard.ids)", "int(self._starts[document])"),
     # conversations
     ("return passed % 2 == 1", "return reached % 2 == 1"),
     ("after = text.removesuffix(closing)", "after = text"),

@@ -1,27 +1,18 @@
-"""The state of an interrupted run: of the same request alone, checked to the bit, never a user's folder."""
+"""The state of an interrupted run: of the same request alone, never a user's folder."""
 
 import pytest
 
 from ropecli.errors import OutputError, RecipeError
 from ropecli.resume import (
     append_record,
-    begin_snapshot,
-    complete_snapshot,
-    list_snapshots,
-    manifest_fault,
     open_state,
     read_records,
     refuse_interrupted,
     refuse_other_request,
     remove_state,
-    restore_newest,
 )
 
 REQUEST = {"lengths": [24, 64], "recipe": {"steps": 6, "mixture": [{"data": "a"}, {"data": "b"}]}, "baseline": None}
-
-
-def flipped(content, at, bit=1):
-    return content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :]
 
 
 @pytest.fixture
@@ -35,20 +26,6 @@ def records(tmp_path):
     for number in range(4):
         append_record(path, {"number": number})
     return path
-
-
-def test_one_flipped_bit_costs_its_record_alone(records):
-    content = records.read_bytes()
-    whole = read_records(records)
-    assert whole == [{"number": number} for number in range(4)]
-    for at in range(len(content)):
-        for bit in (1, 8, 128):
-            records.write_bytes(flipped(content, at, bit))
-            read = read_records(records)
-            lost = 2 if content[at : at + 1] == b"\n" and at + 1 < len(content) else 1  # two lines become one
-            assert len(read) >= 4 - lost
-            assert all(value in whole for value in read)
-            assert len(read) < 4 or at + 1 == len(content)
 
 
 def test_what_follows_a_line_that_was_cut_short_is_whole(records):
@@ -109,7 +86,7 @@ def a_user_s_folder(folder):
 def a_damaged_request(folder):
     interrupted(folder.with_suffix(""))
     request = folder / "request"
-    request.write_bytes(flipped(request.read_bytes(), 30))
+    request.write_bytes(request.read_bytes()[:-5])
 
 
 @pytest.mark.parametrize("make", [a_user_s_folder, a_damaged_request])
@@ -131,47 +108,3 @@ def test_what_a_kill_leaves_before_the_request_is_no_state(output, tmp_path):
     assert interrupted(output) == folder
     with pytest.raises(OutputError, match="a run that was interrupted"):
         refuse_interrupted(output, resume=False)
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """saved(step, ...) -> the folder of snapshots, with these."""
-
-    def save(*steps):
-        for step in steps:
-            partial = begin_snapshot(tmp_path, step)
-            (partial / "weights").write_bytes(b"weights after %d" % step)
-            (partial / "shards").mkdir()
-            (partial / "shards" / "0").write_bytes(b"a shard")
-            complete_snapshot(partial)
-        return tmp_path
-
-    return save
-
-
-def test_one_flipped_bit_anywhere_in_a_snapshot_is_noticed(saved):
-    snapshot = saved(40) / "000040"
-    begin_snapshot(snapshot.parent, 80)
-    assert list_snapshots(snapshot.parent) == [(40, snapshot)]
-    assert manifest_fault(snapshot) is None
-    for path in [path for path in snapshot.rglob("*") if path.is_file()]:
-        content = path.read_bytes()
-        for at in range(len(content)):
-            path.write_bytes(flipped(content, at))
-            same_meaning = path.name == "manifest.json" and content[at : at + 1].isspace()
-            assert manifest_fault(snapshot) or same_meaning
-        path.write_bytes(content)
-        path.unlink()
-        assert manifest_fault(snapshot)
-        path.write_bytes(content)
-
-
-def test_a_damaged_snapshot_is_refused_and_the_newest_restored(saved):
-    folder = saved(1, 2)
-    assert restore_newest(list_snapshots(folder), manifest_fault) == 2
-    (folder / "000002" / "weights").unlink()
-    with pytest.raises(OutputError, match=r"Cannot resume from the checkpoint .*000002: .*No such file"):
-        restore_newest(list_snapshots(folder), manifest_fault)
-    saved(2)
-    assert restore_newest(list_snapshots(folder), manifest_fault) == 2
-    assert restore_newest([], manifest_fault) == 0

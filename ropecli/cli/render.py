@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ropecli import demo
 from ropecli.checkpoint.files import CONFIG, TOKENIZER_CONFIG
-from ropecli.cli.terminal import err, out, print_json, show_changes, show_spans, show_tables, tell, warn
+from ropecli.cli.terminal import err, out, print_json, show_changes, show_tables, tell, warn
 from ropecli.commands.methods import example, written_as
 from ropecli.errors import quoted
-from ropecli.messages import duration, size
+from ropecli.messages import duration, marked, size
 from ropecli.table import Table
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def show_inspection(inspection: "Inspection") -> None:
             _show_layers(report)
         if report["reading"] and report["reading"]["verdict"] != "misread":  # which is a finding
             tell(report["reading"]["message"])
-        _show_findings(report["findings"], f" in {name}" * several)
+        where, found = f" in {name}" * several, len(report["findings"])
+        tell(f"{found} problem{'s'[: found != 1]} found{where}:" if found else f"No problems found{where}.")
+        _show_findings(report["findings"])
         for sentence in report["limits"]:
             tell(sentence)
         if extension := report["makers_extension"]:
@@ -81,25 +83,14 @@ def _show_layers(report: dict[str, Any]) -> None:
         tell(f"  KV cache in bfloat16: {size(each)} per token{beyond}, {total}")
 
 
-def _show_findings(findings: Sequence[dict[str, Any]], where: str) -> None:
-    if not findings:
-        tell(f"No problems found{where}.")
-        return
-    tell(f"{len(findings)} problem{'s'[: len(findings) != 1]} found{where}:")
+def _show_findings(findings: Sequence[dict[str, Any]], stream: Any = out) -> None:
+    """Problems that `inspect` finds, and what fixes them. stream: `err` beside another result."""
     for fix in dict.fromkeys(finding["fix"] for finding in findings):
         for finding in findings:
             if finding["fix"] == fix:
-                out.print(finding["message"], label=f"{finding['rule']}:", colour="yellow")
+                stream.print(finding["message"], label=f"{finding['rule']}:", colour="yellow")
         if fix:
-            tell(f"  fix: {fix}")
-
-
-def _warn_of_findings(findings: Sequence[dict[str, Any]]) -> None:
-    """Repeat findings of `inspect`, on standard error."""
-    for finding in findings:
-        warn(f"{finding['rule']}: {finding['message']}")
-    for fix in dict.fromkeys(finding["fix"] for finding in findings if finding["fix"]):
-        tell(f"  fix: {fix}", err)
+            tell(f"  fix: {fix}", stream)
 
 
 def show_methods(listed: "MethodList") -> None:
@@ -221,7 +212,7 @@ def show_plan(plan: "TrainingPlan") -> None:
         tell(
             f"The figures are of stage {report['stage']}, the longest. The command runs all {report['stages']} stages."
         )
-    _warn_of_findings(report["findings"])
+    _show_findings(report["findings"], err)
 
 
 def show_patch(result: "PatchResult") -> None:
@@ -232,7 +223,8 @@ def show_patch(result: "PatchResult") -> None:
     tell(f"{plan.source.name}{arrow}: {plan.spec.method} ×{plan.spec.factor:g}, {plan.positions.context_length} tokens")
     if output is None:
         show_changes(CONFIG, plan.changes)
-    tell(f"Proved: {_tables(result.proved)}." if result.proved else "Not proved (--no-verify).")
+    tables = f"{result.proved} rotary table{'s match' if result.proved > 1 else ' matches'} the formulas"
+    tell(f"Proved: in stock transformers, {tables}." if result.proved else "Not proved (--no-verify).")
     if plan.remapping:
         tell("Proved: on a small model of this architecture, the attention computes what transformers' own does.")
     if note := without_headroom(plan):
@@ -248,11 +240,6 @@ def show_reverted(result: "RevertResult") -> None:
     show_changes(CONFIG, result.reversal.changes)
     if result.reversal.tokenizer_changes:
         show_changes(TOKENIZER_CONFIG, result.reversal.tokenizer_changes)
-
-
-def _tables(proved: int) -> str:
-    tables = "rotary table matches" if proved == 1 else "rotary tables match"
-    return f"in stock transformers, {proved} {tables} the formulas"
 
 
 def _suggest_measuring(output: Path, base: str, *options: str) -> None:
@@ -293,7 +280,7 @@ def show_served(check: "ServedCheck") -> None:
     tell(f"Accepts {known} tokens; compared up to {compared}." if known else f"Accepts at least {compared} tokens.")
     if check.fix:
         tell(f"To serve the checkpoint's scaling: {check.fix}")
-    _warn_of_findings(check.as_json()["findings"])
+    _show_findings(check.as_json()["findings"], err)
     for note in check.notes:
         tell(f"note: {note}", err)
 
@@ -326,7 +313,7 @@ def show_finetuned(result: "FinetuneResult") -> None:
     for sentence in result.stages:
         tell(sentence)
     for spans in result.sequences:
-        show_spans(out, spans)
+        tell(marked(spans))
     if result.output is None:
         return
     done = f"{result.steps} step{'s'[: result.steps > 1]}"
@@ -364,7 +351,7 @@ def show_export(export: "Export") -> None:
     """The command alone on standard output, to be pasted; or its config file, to be redirected."""
     unwritten = export.file_text and not export.written
     tell(export.file_text.rstrip() if unwritten else export.command)
-    _warn_of_findings(export.as_json()["findings"])
+    _show_findings(export.as_json()["findings"], err)
     for sentence in export.cannot:
         warn(sentence)
     if unwritten:

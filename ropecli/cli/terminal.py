@@ -12,14 +12,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from ropecli.errors import shortened
-from ropecli.messages import Span, Step, clock, command_line, plain_text, progress_bars
+from ropecli.messages import Step, command_line, duration, progress_bars
 from ropecli.ranks import read_ranks
 
 if TYPE_CHECKING:
@@ -92,17 +92,6 @@ def tell(text: str, stream: _Stream = out) -> None:
     stream.print(text)
 
 
-def show_spans(stream: _Stream, spans: Sequence[Span]) -> None:
-    """Print a training sequence: what is trained on is green, or in double brackets where there is no colour."""
-    if not stream.has_colour:
-        stream.print(plain_text(spans))
-        return
-    for text, is_trained in spans:
-        plain = f"\n--- {text} ---\n" if is_trained is None else text.translate(_CONTROLS)
-        stream.file.write(typer.style(plain, fg="green") if is_trained else plain)
-    stream.print("")
-
-
 def show_tables(tables: Iterable["Table"]) -> None:
     """Print tables, each after an empty line but the first: as Markdown where standard output is no terminal."""
     if out.quiet:
@@ -159,8 +148,6 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
             warn(record.getMessage())
-        elif spans := getattr(record, "spans", None):
-            show_spans(err, spans)
         else:
             tell(record.getMessage(), err)
 
@@ -236,7 +223,7 @@ class _Bar:
         if self.total and left is None and self.done > self.first:
             left = (now - self.started) * (self.total - self.done) / (self.done - self.first)
         share = f"{self.done / self.total:.0%}" if self.total else f"{self.done:g}"
-        time_left = "" if left is None else f"{clock(left)} left"
+        time_left = "" if left is None else f"{duration(left)} left"
         self.state = "  ".join(filter(None, [share, text, time_left]))
         if self.line or now - self.printed >= _SECONDS:
             self.printed = now

@@ -186,9 +186,7 @@ def _convert(parameter: inspect.Parameter, names: Collection[str]) -> tuple[insp
     if Only in by_type and (only := by_type[Only]).other in names:
         text = f"{', '.join(only.values) or f'With {option_name(only.other, ())}'}: {_lowered(text)}"
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    typed, metavar, parse = _type_to_parse(kind, flag.name, several=is_argument)
-    if InTokens in by_type and typed is str:
-        metavar, parse = "TOKENS", partial(parse_tokens, option=flag.name)
+    typed, metavar, parse = _type_to_parse(kind, flag.name, several=is_argument, in_tokens=InTokens in by_type)
     options: dict[str, Any] = {"help": text, "metavar": flag.metavar or metavar}
     if values := [name for note in _all_notes(kind, notes) if isinstance(note, OneOf | Check) for name in note.values]:
         options["autocompletion"] = _completion(values)
@@ -229,7 +227,9 @@ def _completion(values: Sequence[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-def _type_to_parse(kind: Any, option: str, *, several: bool) -> tuple[Any, str | None, Callable[[Any], Any]]:
+def _type_to_parse(
+    kind: Any, option: str, *, several: bool, in_tokens: bool
+) -> tuple[Any, str | None, Callable[[Any], Any]]:
     """What Typer parses: bool, str or a list of them; the placeholder in help; and a function that converts the words.
 
     several: an argument that may be repeated. Options with several files are repeated, too.
@@ -248,17 +248,12 @@ def _type_to_parse(kind: Any, option: str, *, several: bool) -> tuple[Any, str |
         if several or Path in (item, *typing.get_args(item)):
             return list[str], None, lambda words: list(words) if words else None
         item = typing.get_args(item)[0] if typing.get_origin(item) is Annotated else item
-        return str, None, lambda word: parse_list(word, option, item)
+        parse = str if item is str else partial(parse_number, option=option, kind=item, in_tokens=item is int)
+        return str, None, lambda words: [parse(word.strip()) for word in words.split(",") if word.strip()]
     if inner in (int, float):
-        return str, "N" if inner is int else "X", lambda word: _number(word, option, inner)
+        metavar = "TOKENS" if in_tokens else "N" if inner is int else "X"
+        return str, metavar, partial(parse_number, option=option, kind=inner, in_tokens=in_tokens)
     return str, None, str
-
-
-def _number(word: str, option: str, kind: type) -> Any:
-    try:
-        return kind(word)
-    except ValueError:
-        raise MethodError(f"{option} is {shown(word)}; expected a {'whole ' * (kind is int)}number.") from None
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -279,19 +274,10 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     return params
 
 
-def parse_list(text: str, option: str, kind: type) -> list[Any]:
-    """Parse `256,4k,1M` as token counts, `0,0.5` as floats, names as strings. Raises MethodError."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+def parse_number(word: str, option: str, kind: type, *, in_tokens: bool) -> Any:
+    """Parse a number, or a number of tokens: `512`, `4k` or `1M`. Raises MethodError."""
     try:
-        return [kind(token_count(part) if kind is int else part) for part in parts]
+        return kind(token_count(word) if in_tokens else word)
     except ValueError:
-        example = "256,4k" if kind is int else "1,2.5"
-        raise MethodError(f"{option} is {shown(text)}; expected numbers separated by commas: {example}.") from None
-
-
-def parse_tokens(text: str, option: str) -> int:
-    """Parse `512`, `4k` or `1M`. Raises MethodError."""
-    count = token_count(text)
-    if not isinstance(count, int):
-        raise MethodError(f"{option} is {shown(text)}; expected a number of tokens, such as 512, 4k or 1M.")
-    return count
+        expected = "number of tokens, such as 512, 4k or 1M" if in_tokens else f"{'whole ' * (kind is int)}number"
+        raise MethodError(f"{option} is {shown(word)}; expected a {expected}.") from None

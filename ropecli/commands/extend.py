@@ -15,7 +15,7 @@ from ropecli.atomic import as_path, folder_to_write, optional_path
 from ropecli.errors import DataError, MethodError
 from ropecli.messages import duration, progress_bar, say, say_opening, warn
 from ropecli.options import loading_of
-from ropecli.signature import Flag, Interval, MinLen, OneOf, command
+from ropecli.signature import Flag, Interval, OneOf, command
 
 if TYPE_CHECKING:
     from ropecli.engines.engine_export import Export
@@ -118,9 +118,7 @@ def extend(
     checkpoint: options.CheckpointName,
     *,
     length: Annotated[int, Flag("--length", "-l"), Interval(ge=2, le=2**24), options.TOKENS, Doc("Tokens to read.")],
-    output: Annotated[
-        str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), options.OUTPUT
-    ] = None,
+    output: options.OptionalFolder = None,
     data: Annotated[
         str | None,
         Flag("--data", "-d"),
@@ -133,15 +131,10 @@ def extend(
         OneOf(("transformers", "ropecli", "vllm", "sglang", "llama.cpp", "ollama", "mlx")),
         Doc("What will run it. ropecli: transformers with ropecli's attention, for distance methods."),
     ] = "transformers",
-    methods: Annotated[
-        Sequence[str] | None, Doc("Try these methods, separated by commas."), options.IS_METHOD, options.SCALING
-    ] = None,
+    methods: Annotated[options.Methods, Doc("Try these methods, separated by commas.")] = None,
     factors: Annotated[
-        Sequence[options.Factor] | None,
-        Flag("--factors", "-f"),
+        options.Factors,
         Doc("Try these factors, separated by commas. Default: 1, 1.5 and 2 times what the length needs."),
-        MinLen(1),
-        options.SCALING,
     ] = None,
     max_short_cost: Annotated[
         float | None,

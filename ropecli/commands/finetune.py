@@ -10,7 +10,7 @@ from annotated_doc import Doc
 
 from ropecli.atomic import as_path, optional_path
 from ropecli.errors import RecipeError
-from ropecli.messages import Span, progress_bar, say, say_opening, show, warn
+from ropecli.messages import Span, marked, progress_bar, say, say_opening, warn
 from ropecli.options import DATA, OUTPUT, CheckpointName, OutputFolder, Revision
 from ropecli.ranks import read_ranks
 from ropecli.signature import Flag, Interval, command
@@ -90,7 +90,7 @@ def finetune(
     sequences = _first_sequences(stages[0], show_data) if show_data and read_ranks().rank == 0 else ()
     if not dry_run:
         for spans in sequences:
-            show(spans)
+            say(marked(spans))
         return _run(stages, as_path(output), resume, total)
     for stage in stages:
         number = f"stage {stage.number}: " if len(stages) > 1 else ""
@@ -117,28 +117,23 @@ def _run(stages: Sequence["Stage"], output: Path, resume: bool, total: int) -> F
     from ropecli.training.launch import leave_processes
 
     again, start = "Run the same command with --resume to continue.", time.monotonic()
-    first: TrainingProgress | None = None
-    last: TrainingProgress | None = None
-    new_steps = tokens = 0
+    done: list[TrainingProgress] = []
     with among_processes(again), progress_bar("preparing", total) as step:
 
         def on_step(progress: "TrainingProgress") -> None:
-            nonlocal first, last, new_steps, tokens
-            first, last, new_steps, tokens = first or progress, progress, new_steps + 1, tokens + progress.tokens
+            done.append(progress)
             step(done=progress.step, text=f"loss {progress.loss:.3f}, {progress.tokens_per_second:,.0f} tokens/s")
 
-        def on_phase(phase: str) -> None:
-            step(phase=phase)
-
-        run_stages(stages, output, resume=resume, listener=Listener(say, on_step, on_phase))
+        listener = Listener(say, on_step, lambda phase: step(phase=phase))
+        run_stages(stages, output, resume=resume, listener=listener)
         leave_processes()
     return FinetuneResult(
         stages[0].checkpoint.name,
         output,
         total,
-        new_steps=new_steps,
-        tokens=tokens,
+        new_steps=len(done),
+        tokens=sum(progress.tokens for progress in done),
         seconds=time.monotonic() - start,
-        first_loss=first.loss if first else None,
-        last_loss=last.loss if last else None,
+        first_loss=done[0].loss if done else None,
+        last_loss=done[-1].loss if done else None,
     )

@@ -1,8 +1,9 @@
 """The commands that measure: `ropecli eval-ppl`, `compare`, `needle` and `ruler`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -15,10 +16,8 @@ from ropecli.options import loading_of
 from ropecli.signature import command
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.driver import Task
     from ropecli.evaluation.report import Report
     from ropecli.evaluation.subject import ReaderFactory
-    from ropecli.scaling.spec import ScalingSpec
 
 
 class EvalPplOptions(options.InMemoryOptions, options.PerplexityOptions, total=False): ...
@@ -46,7 +45,7 @@ def eval_ppl(checkpoints: options.CheckpointNames, **shared: Unpack[EvalPplOptio
 
     With 95% intervals over documents, which several processes share: `accelerate launch -m ropecli eval-ppl ...`.
     """
-    return _measure_documents(checkpoints, shared)
+    return _measure(checkpoints, shared, "recall" if shared["protocol"] == "recall" else "perplexity")
 
 
 @command
@@ -61,15 +60,8 @@ def compare(
 
     Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
     """
-    return _measure_documents(checkpoints, {"methods": methods, "factors": factors, **shared})
-
-
-def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> Reports:
-    asked = _begin(checkpoints, shared)
-    from ropecli.evaluation.tasks.perplexity import make_perplexity
-    from ropecli.evaluation.tasks.recall import make_recall
-
-    return asked.measure(make_recall if shared["protocol"] == "recall" else make_perplexity)
+    task = "recall" if shared["protocol"] == "recall" else "perplexity"
+    return _measure(checkpoints, {"methods": methods, "factors": factors, **shared}, task)
 
 
 @command
@@ -82,10 +74,7 @@ def needle(checkpoints: options.CheckpointNames, **shared: Unpack[options.Needle
     """
     if shared["style"] == "passkey" and shared["data"] != DEMO:
         raise MethodError("--data has no effect with --style passkey, which repeats its own sentences. Remove --data.")
-    asked = _begin(checkpoints, shared)
-    from ropecli.evaluation.tasks.needle import make_needle
-
-    return asked.measure(make_needle)
+    return _measure(checkpoints, shared, "needle")
 
 
 @command
@@ -96,50 +85,15 @@ def ruler(checkpoints: options.CheckpointNames, **shared: Unpack[options.RulerOp
 
     Several processes, started by `accelerate launch -m ropecli ruler ...`, share the prompts.
     """
-    asked = _begin(checkpoints, shared)
-    from ropecli.evaluation.tasks.ruler import make_ruler
-
-    return asked.measure(make_ruler)
+    return _measure(checkpoints, shared, "ruler")
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What a command measures, checked before torch is imported. specs: None for checkpoints as they are."""
+def _measure(checkpoints: Sequence[str], shared: Mapping[str, Any], task: str) -> Reports:
+    """Measure, and write the outputs. The first process of a launch writes. task: a module of evaluation/tasks.
 
-    checkpoints: Sequence[str]
-    options: Mapping[str, Any]
-    specs: "Sequence[ScalingSpec | None] | None"
-    output: Path | None
-    plot: Path | None
-
-    def measure(self, make_task: Callable[..., "Task"]) -> Reports:
-        """Measure, and write the outputs. The first process of a launch writes. make_task: takes the options first."""
-        from ropecli.evaluation.measure import measure
-        from ropecli.evaluation.processes import join_workers
-        from ropecli.evaluation.report import write_report
-        from ropecli.evaluation.subject import open_subjects
-        from ropecli.resume import remove_state
-
-        factory = _reader_factory(self.options)
-        subjects = open_subjects(self.checkpoints, self.specs, self.options, weights=factory.loads_weights)
-        workers = join_workers()
-        make = partial(make_task, self.options)
-        reports = measure(subjects, make, factory, self.options["lengths"], self.output, workers)
-        result = Reports(reports, self.plot)
-        if self.plot and workers.first:
-            from ropecli.reporting.figures.plots import draw_lengths
-            from ropecli.reporting.figures.style import save
-
-            save(draw_lengths(reports), self.plot)
-        if self.output and workers.first:
-            write_report(self.output, result.as_json())
-            remove_state(self.output)
-        return result
-
-
-def _begin(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> _Asked:
-    """Raises MethodError for wrong methods, OutputError for outputs that cannot be written, or a run to resume."""
-    from ropecli.resume import refuse_interrupted
+    Raises MethodError for wrong methods, OutputError for outputs that cannot be written, or a run to resume.
+    """
+    from ropecli.resume import refuse_interrupted, remove_state
 
     specs, output, plot = None, optional_path(shared["output"]), optional_path(shared["plot"])
     if shared["methods"] is not None:
@@ -147,14 +101,30 @@ def _begin(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> _Asked:
 
         factors = sorted(set(shared["factors"] or ()))
         specs = method_specs(shared["methods"], factors, shared["settings"], shared["factors_file"])
-    if plot:
-        from ropecli.reporting.figures.style import refuse_unknown_ending
-
-        refuse_unknown_ending(plot)
     refuse_unwritable(output, plot, overwrite=shared["overwrite"])
     refuse_interrupted(output, shared["resume"])
     say_opening(*checkpoints)
-    return _Asked(checkpoints, shared, specs, output, plot)
+
+    make_task = getattr(import_module(f"ropecli.evaluation.tasks.{task}"), f"make_{task}")
+    from ropecli.evaluation.measure import measure
+    from ropecli.evaluation.processes import join_workers
+    from ropecli.evaluation.report import write_report
+    from ropecli.evaluation.subject import open_subjects
+
+    factory = _reader_factory(shared)
+    subjects = open_subjects(checkpoints, specs, shared, weights=factory.loads_weights)
+    workers = join_workers()
+    reports = measure(subjects, partial(make_task, shared), factory, shared["lengths"], output, workers)
+    result = Reports(reports, plot)
+    if plot and workers.first:
+        from ropecli.reporting.figures.plots import draw_lengths
+        from ropecli.reporting.figures.style import save
+
+        save(draw_lengths(reports), plot)
+    if output and workers.first:
+        write_report(output, result.as_json())
+        remove_state(output)
+    return result
 
 
 def _reader_factory(options: Mapping[str, Any]) -> "ReaderFactory":

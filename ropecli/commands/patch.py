@@ -7,23 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_doc import Doc
 
+from ropecli import options
 from ropecli.atomic import folder_to_write
 from ropecli.errors import MethodError
 from ropecli.messages import say, warn
 from ropecli.names import LENGTH_ONLY
-from ropecli.options import (
-    IS_METHOD,
-    OUTPUT,
-    SCALING,
-    TOKENS,
-    CheckpointName,
-    FactorsFile,
-    OriginalLength,
-    Revision,
-    ScalingFactor,
-    Settings,
-    Weights,
-)
 from ropecli.signature import Flag, Interval, command
 
 if TYPE_CHECKING:
@@ -55,44 +43,46 @@ class PatchResult:
 
 @command
 def patch(
-    checkpoint: CheckpointName,
+    checkpoint: options.CheckpointName,
     *,
     method: Annotated[
         str,
-        IS_METHOD,
+        options.IS_METHOD,
         Doc(
             "One of `ropecli methods`: none, unscaled, linear, abf, ntk, dynamic, ntk-by-parts, yarn, llama3, "
             "longrope, cope, resonance, p-rope, nope, custom; rerope, leaky-rerope, self-extend, jet-long, dual-chunk, "
             "string, lm-infinite, streaming. Join several with +, such as yarn+resonance."
         ),
-        SCALING,
+        options.SCALING,
     ],
-    factor: ScalingFactor = None,
+    factor: options.ScalingFactor = None,
     target_length: Annotated[
         int | None,
         Interval(ge=1),
-        TOKENS,
+        options.TOKENS,
         Doc("Target length. Sets the factor, unless --factor gives another."),
-        SCALING,
+        options.SCALING,
     ] = None,
-    output: Annotated[str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT] = None,
-    settings: Settings = None,
-    factors_file: FactorsFile = None,
-    original_length: OriginalLength = None,
+    output: options.OptionalFolder = None,
+    settings: options.Settings = None,
+    factors_file: options.FactorsFile = None,
+    original_length: options.OriginalLength = None,
     layer_types: Annotated[
         Sequence[str] | None,
         Flag("--layer-types", metavar="TYPE,..."),
         Doc("Scale the layers of these types. Default: the layers with full attention."),
-        SCALING,
+        options.SCALING,
     ] = None,
-    weights: Weights = "link",
+    weights: options.Weights = "link",
     dry_run: Annotated[
-        bool, Doc("Prove the patch, print the changes of config.json and write nothing."), OUTPUT
+        bool, Doc("Prove the patch, print the changes of config.json and write nothing."), options.OUTPUT
     ] = False,
     no_verify: Annotated[
-        bool, Doc("Skip the proof that the model's rotary tables match. Distance methods are always proved."), OUTPUT
+        bool,
+        Doc("Skip the proof that the model's rotary tables match. Distance methods are always proved."),
+        options.OUTPUT,
     ] = False,
-    revision: Revision = None,
+    revision: options.Revision = None,
 ) -> PatchResult:
     """Write a copy with a longer context, and prove it."""
     if factor is None and target_length is None and method not in LENGTH_ONLY:

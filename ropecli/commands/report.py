@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import as_path, new_file, refuse_unwritable
-from ropecli.names import check_report
+from ropecli.names import check_page, check_report
 from ropecli.options import OUTPUT, Overwrite
 from ropecli.signature import Check, Flag, command
 
@@ -34,17 +34,16 @@ def report(
         str | Path | None,
         Flag("--output", "-o", metavar="FILE"),
         Doc("HTML page to write. Default: beside the first report, with the ending .html."),
+        Check(check_page),
         OUTPUT,
     ] = None,
     overwrite: Overwrite = False,
 ) -> Page:
     """Write a self-contained HTML page of reports: headline numbers, tables, plots, and how they were measured."""
-    from ropecli.reporting.figures.style import refuse_unknown_ending
     from ropecli.reporting.page import render_page
     from ropecli.reporting.report_files import read_reports
 
     page = as_path(reports[0]).with_suffix(".html") if output is None else as_path(output)
-    refuse_unknown_ending(page, ".html", ".htm")
     refuse_unwritable(page, overwrite=overwrite)
     text = render_page(read_reports([as_path(path) for path in reports]))
     with new_file(page) as partial:

@@ -8,8 +8,8 @@ from annotated_doc import Doc
 
 from ropecli.atomic import folder_to_write
 from ropecli.messages import warn
-from ropecli.options import OUTPUT, CheckpointName, Revision, Weights
-from ropecli.signature import Flag, command
+from ropecli.options import OUTPUT, CheckpointName, OptionalFolder, Revision, Weights
+from ropecli.signature import command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.writing import Reversal
@@ -35,7 +35,7 @@ class RevertResult:
 def revert(
     checkpoint: CheckpointName,
     *,
-    output: Annotated[str | Path | None, Flag("--output", "-o", metavar="DIR"), Doc("Folder to write."), OUTPUT] = None,
+    output: OptionalFolder = None,
     weights: Weights = "link",
     dry_run: Annotated[bool, Doc("Print the changes of config.json and write nothing."), OUTPUT] = False,
     revision: Revision = None,

@@ -1,6 +1,5 @@
 """`ropecli theory`: the quantities that papers use to explain a scaling."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
@@ -11,7 +10,7 @@ from ropecli import options
 from ropecli.atomic import optional_path, refuse_unwritable
 from ropecli.messages import warn
 from ropecli.options import Overwrite
-from ropecli.signature import Flag, Only, command
+from ropecli.signature import Only, command
 
 if TYPE_CHECKING:
     from ropecli.scaling.spec import ScaledRope, ScalingSpec
@@ -33,21 +32,10 @@ class Theory:
 def theory(
     checkpoint: options.CheckpointName,
     *,
-    methods: Annotated[
-        Sequence[str] | None,
-        Flag("--methods"),
-        options.IS_METHOD,
-        Doc("Methods, separated by commas; as-is: no change. Default: as-is."),
-        options.SCALING,
-    ] = None,
+    methods: Annotated[options.Methods, Doc("Methods, separated by commas; as-is: no change. Default: as-is.")] = None,
     factor: Annotated[options.ScalingFactor, Only("methods")] = None,
     revision: options.Revision = None,
-    plot: Annotated[
-        str | Path | None,
-        Flag("--plot", metavar="FILE"),
-        Doc("Draw the frequencies of each method: .png, .svg or .pdf."),
-        options.OUTPUT,
-    ] = None,
+    plot: Annotated[options.Picture, Doc("Draw the frequencies of each method: .png, .svg or .pdf.")] = None,
     overwrite: Annotated[Overwrite, Only("plot")] = False,
     **shared: Unpack[options.ParameterOptions],
 ) -> Theory:
@@ -61,11 +49,7 @@ def theory(
     from ropecli.checkpoint.scalings import method_specs
 
     picture = optional_path(plot)
-    if picture:
-        from ropecli.reporting.figures.style import refuse_unknown_ending
-
-        refuse_unknown_ending(picture)
-        refuse_unwritable(picture, overwrite=overwrite)
+    refuse_unwritable(picture, overwrite=overwrite)
     opened = open_checkpoint(checkpoint, revision=revision)
     specs: list[ScalingSpec | None] = [None]
     if methods is not None:

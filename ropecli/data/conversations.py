@@ -76,12 +76,9 @@ class _Part:
         return self.what if self.message is None else f"{self.what} of message {self.message}, by the {self.role}"
 
 
-def template_digest(tokenizer) -> str | None:
-    """sha256 over everything that determines how conversations are rendered; None without a chat template."""
-    template = getattr(tokenizer, "chat_template", None)
-    if not template:
-        return None
-    return digest(template, tokenizer.special_tokens_map)
+def template_digest(tokenizer) -> str:
+    """sha256 over everything that determines how conversations are rendered."""
+    return digest(getattr(tokenizer, "chat_template", None), tokenizer.special_tokens_map)
 
 
 def tokenize_conversations(
@@ -137,7 +134,6 @@ class _Renderer:
     def __init__(self, tokenizer: Any, train_on: str, drop_unrendered: bool) -> None:
         self.tokenizer, self.train_on, self.drop_unrendered = tokenizer, train_on, drop_unrendered
         self.tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
-        self._endings: dict[str, tuple[str, str] | None] = {}
 
     def render(self, conversation: Conversation) -> list[Rendered]:
         """One text, or one for each answer. Raises DataError."""
@@ -171,19 +167,19 @@ class _Renderer:
 
         None if the template does not render the answer to a short question as it is.
         """
-        template = str(self.tokenizer.get_chat_template(tools=tools))
-        if template not in self._endings:
-            probe = [{"role": role, "content": f"Part{role}"} for role in ("user", "assistant", "user")]
-            try:
-                texts = [self.text_of(messages, tools).partition("Partassistant") for messages in (probe[:2], probe)]
-            except DataError:
-                texts = [("", "", "")]
-            end, followed = texts[0][2], texts[-1][2]
-            # a template may also end a text with eos
-            bare = end.removesuffix(self.tokenizer.eos_token or "")
-            end = bare if bare.strip() and followed.startswith(bare) and not followed.startswith(end) else end
-            self._endings[template] = (end.strip(), followed) if all(mark for _, mark, _ in texts) else None
-        return self._endings[template]
+        probe = [{"role": role, "content": f"Part{role}"} for role in ("user", "assistant", "user")]
+        try:
+            last = self.text_of(probe[:2], tools).partition("Partassistant")
+            earlier = self.text_of(probe, tools).partition("Partassistant")
+        except DataError:
+            return None
+        if not (last[1] and earlier[1]):
+            return None
+        end, followed = last[2], earlier[2]
+        # a template may also end a text with eos
+        bare = end.removesuffix(self.tokenizer.eos_token or "")
+        end = bare if bare.strip() and followed.startswith(bare) and not followed.startswith(end) else end
+        return end.strip(), followed
 
     def _joins_arguments(self, messages: list[Message], tools: Any) -> bool:
         """Whether the template, like DeepSeek's, joins the arguments to a text, so that they must be JSON text."""

@@ -6,7 +6,6 @@ save_to_disk wrote it.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ropecli.checkpoint.files import read_file
 from ropecli.checkpoint.hub import PATIENCE
 from ropecli.data.tables import ARROW, CSV, JSON, JSON_LINES, PARQUET, TABLES, TSV, has_texts
-from ropecli.errors import DataError, quoted, reason_of
+from ropecli.errors import DataError, reason_of, shortened
 from ropecli.messages import say
 from ropecli.names import HubDataset
 
@@ -61,8 +60,6 @@ class DataFile(NamedTuple):
             if start == _LFS:
                 raise DataError(f"{self.name} is a pointer of Git LFS, without the content. Run `git lfs pull`.")
             file.seek(0)
-            if not start and Path(self.name).suffix.lower() in _COMPRESSIONS:  # a copy that was cut off
-                raise DataError(f"{self.name} is empty; expected a compressed file.")
         if compression := _COMPRESSIONS.get(Path(self.name).suffix.lower()):
             import pyarrow
 
@@ -116,9 +113,7 @@ def _say_unread(folder: Path, paths: Sequence[Path], files: Sequence[DataFile]) 
     """paths: all files of the folder. files: those that may be read."""
     read = {Path(file.address) for file in files}
     if unread := [path.relative_to(folder).as_posix() for path in paths if path not in read]:
-        kinds = Counter(Path(name).suffix.lower() or Path(name).name for name in unread)
-        counts = [f"{count} {kind}" for kind, count in kinds.most_common(8)]
-        say(f"Not read in {folder}: {', '.join(unread if len(unread) < 5 else counts)}.")
+        say(f"Not read in {folder}, {len(unread):,}: {shortened(', '.join(unread), 300)}.")
 
 
 def splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
@@ -170,13 +165,13 @@ def splits_on_hub(dataset: HubDataset) -> dict[str, list[DataFile]]:
     from huggingface_hub import HfApi
 
     name, config = dataset
-    commit = None
     try:
         commit = HfApi().dataset_info(name, timeout=PATIENCE).sha
         return _resolved(name, name, config, commit)
+    except ValueError as error:  # no such configuration: two lines, with those that there are
+        listed = " ".join(str(error).splitlines()[:2])
+        raise DataError(f"{name}: {listed} Name one after a colon, --data {name}:CONFIG.") from error
     except Exception as error:  # the Hub client raises many kinds
-        if commit:  # the Hub answers; without a network its client retries for half a minute
-            _refuse_unknown_config(dataset)
         raise UnreachableError(
             f"{name} is not a local file or folder, and it could not be loaded from the Hub: {reason_of(error)}"
         ) from error
@@ -192,18 +187,3 @@ def _resolved(place: str, root: str, config: str | None, commit: str | None) -> 
         str(split): [DataFile(prefix.sub("", str(address)), str(address)) for address in addresses]
         for split, addresses in files.items()
     }
-
-
-def _refuse_unknown_config(dataset: HubDataset) -> None:
-    """Raise DataError with the configurations of a dataset that does not have this one."""
-    from datasets import get_dataset_config_names
-
-    name, config = dataset
-    try:
-        configs = get_dataset_config_names(name)
-    except Exception:  # the caller has the original error
-        return
-    if config not in configs and len(configs) > 1:
-        problem = f"has no configuration {config}" if config else "has several configurations"
-        example = quoted("--data", f"{name}:{configs[0]}")
-        raise DataError(f"{name} {problem}. Choose one of {', '.join(configs)}, such as {example}.")

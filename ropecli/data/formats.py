@@ -5,6 +5,7 @@ Every format but a text becomes messages in OpenAI's form: role, content, reason
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -134,25 +135,17 @@ def _conversation(
 
 def _messages_in(text: str) -> list[Any] | None:
     """The messages that a text is JSON of."""
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    value: Any = None
+    if text.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(text)
     is_messages = bool(value) and all(isinstance(part, dict) and {"role", "from"} & part.keys() for part in value)
     return value if is_messages else None
 
 
 def _messages_of(column: str, value: Any) -> list[Any]:
     """A list of messages, or JSON text of one."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{column} is text that is not JSON: {error}. Expected messages, such as {_EXAMPLE}."
-            ) from None
+    value = _json_of(column, value)
     if not isinstance(value, list) or any(isinstance(part, str) for part in value):
         raise DataError(f"{column} is {shown(value)}; expected text or a conversation.")
     return value
@@ -180,7 +173,7 @@ def _json_of(what: str, value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) and value else value
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{what} is not JSON: {error}") from error
+        raise DataError(f"{what} is text that is not JSON: {error}") from error
 
 
 def _message(number: int, given: Any) -> Message:

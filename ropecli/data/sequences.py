@@ -196,14 +196,13 @@ class SourceSequences:
         self.targets: np.ndarray | None = None
         self.dropped = self.answers = self.lost_answers = 0
         self._labels: np.ndarray | None = None
-        if store.masked:
+        if store.masked or by_document:
             targets, labels = self._count_scored()
+            self._labels = labels if by_document else None
+        if store.masked:
             self.layout, self.targets = layout.only(targets > 0), targets[targets > 0]
             self.dropped = len(layout) - len(self.layout)
             self.lost_answers = self._count_answers() - self.answers
-            self._labels = labels if by_document else None
-        elif by_document:
-            self._labels = self._count_labels()
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -248,14 +247,6 @@ class SourceSequences:
             positions[end:] = np.arange(self.length - end)  # padding counts as a separate document
         labels = np.append(np.where(trained, ids, UNSCORED)[1:], UNSCORED)
         return TrainingSequence(ids, labels, positions, self._document_labels(sequence), self.length - end)
-
-    def _count_labels(self) -> np.ndarray:
-        """Labels of each selected document in all of its pieces, shape (documents,), int64."""
-        labels = self.layout.stop - self.layout.start
-        # nothing predicts the first token of a sequence, or of a packed piece
-        labels[slice(None) if self._packed else self.layout.first[:-1]] -= 1
-        counts = np.bincount(self.layout.document, weights=labels, minlength=len(self.selection.documents))
-        return counts.astype(np.int64)
 
     def _count_scored(self) -> tuple[np.ndarray, np.ndarray]:
         """(labels to train on of each sequence, of each selected document in all of its pieces), int64."""

@@ -182,7 +182,7 @@ class Stream:
             sentences.insert(0, f"warning: {shorter}. Use --length {context_length}, or --positions pose.")
         if not far:
             return sentences
-        share = f"{_percent(far)} of the trained tokens have more than {pretraining_length:,} tokens before them"
+        share = f"{_share(far)} of the trained tokens have more than {pretraining_length:,} tokens before them"
         return [*sentences, f"{share}, the pretraining length."]
 
     def _far_share(self, pretraining_length: int) -> float:
@@ -421,10 +421,6 @@ def describe_source(name: str, part: SourceSequences, kind: str, share: float | 
     return "; ".join(parts) + "."
 
 
-def _share(part: int, total: int) -> str:
+def _share(part: float, total: float = 1) -> str:
     """Percentage; never 0.0% for a non-empty part."""
-    return _percent(part / total)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.0005 else "under 0.1%"
+    return f"{part / total:.1%}" if part / total >= 0.0005 else "under 0.1%"

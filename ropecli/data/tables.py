@@ -8,7 +8,6 @@ import codecs
 import csv
 import io
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -62,24 +61,11 @@ def _body(values: Any, text_column: str, columns: Sequence[str]) -> str | Conver
         raise DataError(f"{shown(values)} is not an object with columns.")
     body = body_of(values, text_column, columns)
     for name, value in {text_column: body}.items() if isinstance(body, str) else vars(body).items():
-        _refuse_unclean(name, value)
+        try:
+            (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)).encode()
+        except (TypeError, ValueError) as error:  # half a surrogate pair, NaN, a date
+            raise DataError(f"{name} cannot be written as JSON in UTF-8: {error}") from error
     return body
-
-
-def _refuse_unclean(column: str, value: Any) -> None:
-    if isinstance(value, str):
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                raise DataError(f"{column} has half a surrogate pair at character {error.start}.") from error
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise DataError(f"{column} has the number {value}, which is not JSON.")
-    elif isinstance(value, dict | list):
-        for part in (*value, *value.values()) if isinstance(value, dict) else value:
-            _refuse_unclean(column, part)
-    elif not isinstance(value, int | float | None):
-        raise DataError(f"{column} has {shown(value)}, which JSON has not. Write it as text.")
 
 
 def _rows(kind: str, file: BinaryIO, columns: Sequence[str]) -> Iterator[_Values]:

@@ -9,23 +9,24 @@ CACHE/tokens/KEY/trained.bin      whether to train on each token, one byte
 CACHE/tokens/KEY/turns.bin        the first token of each turn of all conversations, int64
 CACHE/tokens/KEY/turn_counts.bin  turns of each document, int64; 0 for a text
 CACHE/tokens/KEY/digest           sha256 of the documents; a damaged store is detected by it and written again
-CACHE/tokens/KEY/skipped          sentences about what was skipped or not used, a line each; empty for none
+CACHE/tokens/KEY/remarks          sentences about what was skipped or not used, a line each; empty for none
 
 KEY is computed from the source and the tokenizer, without reading the text. The files of a source are tokenized in
 shards of 64 MiB or one file, each under its own KEY, so that a failure or a change loses one of them.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,66 +41,56 @@ from ropecli.errors import DataError, OutputError, reason_of, shortened
 from ropecli.hashing import digest
 from ropecli.messages import warn
 
-_FORMAT = 5
+_FORMAT = 6
 """Version of the files and of how rows are read; part of every key, so that files of another version are not read."""
 UNKNOWN_END = -1
 """The end of a text, if nobody knows it."""
-_DIGEST, _SKIPPED = "digest", "skipped"
+_DIGEST, _REMARKS = "digest", "remarks"
+_TYPES = {"lengths": "<i8", "ids": "<i4", "trained": "?", "turns": "<i8", "turn_counts": "<i8"}
+"""Types of a shard's arrays, by name."""
 _PIECE = 1 << 20
 _SHARD = 1 << 26
 """Bytes of text, compressed or not."""
 
 
-class Chunks:
-    """Arrays, one after the other, as one that is read by slices."""
+class Shard(NamedTuple):
+    """The tokens of some files. lengths: shape (documents,), int64. turn_counts: the same shape, 0 for a text.
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self._parts = [part for part in parts if len(part)]
-        self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+    ids, trained, turns: see Document; of all documents, one after the other. remarks: on what was skipped.
+    """
 
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if self._parts else 0
-
-    def __getitem__(self, at: slice) -> np.ndarray:
-        pieces, start = [], at.start
-        while start < min(at.stop, len(self)):
-            number = int(np.searchsorted(self._ends, start, side="right"))
-            part = self._parts[number]
-            first = int(self._ends[number]) - len(part)
-            pieces.append(part[start - first : at.stop - first])
-            start = first + len(part)
-        return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, self._parts[0][:0]])
+    lengths: np.ndarray
+    ids: np.ndarray
+    trained: np.ndarray
+    turns: np.ndarray
+    turn_counts: np.ndarray
+    remarks: Sequence[str] = ()
 
 
 class TokenStore:
-    """Tokenized documents by index. ids, trained: of all documents, one after the other; see Document.
+    """Tokenized documents by index, of all shards. lengths, turns, turn_counts: see Shard.
 
-    lengths: shape (documents,), int64. turn_counts: the same shape, int64, turns of each conversation; 0 for a text.
     masked: whether some tokens are not trained on. largest_id: -1 without tokens. digest: sha256 of all lengths, ids,
     what is trained on, and turns.
     """
 
-    def __init__(
-        self,
-        lengths: np.ndarray,
-        ids: np.ndarray | Chunks,
-        trained: np.ndarray | Chunks,
-        turns: np.ndarray | None = None,
-        turn_counts: np.ndarray | None = None,
-    ) -> None:
-        self.lengths, self.ids, self.trained = lengths, ids, trained
-        self.turns = np.empty(0, np.int64) if turns is None else turns
-        self.turn_counts = np.zeros(len(lengths), np.int64) if turn_counts is None else turn_counts
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = [shard for shard in shards if len(shard.ids)]
+        self._ends = np.cumsum([len(shard.ids) for shard in self._shards])
+        self.lengths = np.concatenate([shard.lengths for shard in shards])
+        self.turns = np.concatenate([shard.turns for shard in shards])
+        self.turn_counts = np.concatenate([shard.turn_counts for shard in shards])
         self._first_turns = np.cumsum(self.turn_counts) - self.turn_counts
-        self._starts = np.cumsum(lengths) - lengths
+        self._starts = np.cumsum(self.lengths) - self.lengths
         self.masked, self.largest_id = False, -1
-        pieces = []
-        for start in range(0, len(ids), _PIECE):
-            part, scored = ids[start : start + _PIECE], trained[start : start + _PIECE]
-            self.masked |= not scored.all()
-            self.largest_id = max(self.largest_id, int(part.max()))
-            pieces.append(digest(np.where(scored, part, ~part).astype("<i4").tobytes()))
-        self.digest = digest(lengths, pieces, self.turn_counts, self.turns)
+        tokens = hashlib.sha256()
+        for shard in self._shards:
+            for start in range(0, len(shard.ids), _PIECE):
+                ids, trained = shard.ids[start : start + _PIECE], shard.trained[start : start + _PIECE]
+                self.masked |= not trained.all()
+                self.largest_id = max(self.largest_id, int(ids.max()))
+                tokens.update(np.where(trained, ids, ~ids).astype("<i4").tobytes())
+        self.digest = digest(self.lengths, tokens.hexdigest(), self.turn_counts, self.turns)
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -128,9 +119,11 @@ class TokenStore:
 
     def read(self, document: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids, int64, and whether to train on them, bool) of the tokens start ≤ t < stop of a document, as copies."""
-        first = int(self._starts[document])
+        number = int(np.searchsorted(self._ends, self._starts[document], side="right"))
+        shard = self._shards[number]
+        first = int(self._starts[document] - self._ends[number]) + len(shard.ids)
         part = slice(first + start, first + stop)
-        return self.ids[part].astype(np.int64), self.trained[part].astype(bool)
+        return shard.ids[part].astype(np.int64), shard.trained[part].astype(bool)
 
 
 def cache_folder() -> Path:
@@ -163,41 +156,35 @@ def open_store(
     settings = [_FORMAT, source.column, source.skip_faulty, source.limit, train_on]
     settings += [tokenizer_digest(tokenizer), template_digest(tokenizer), end, drop_unrendered]
 
-    said: set[str] = set()
-
-    def shard(part: Sequence[DataFile]) -> TokenStore:
+    def documents(part: Sequence[DataFile]) -> Iterator[Document | str]:
         faults, lost, unused = list[Fault](), list[str](), set[str]()
+        for document in tokenize_rows(source.rows(part), tokenizer, train_on, end, drop_unrendered):
+            if isinstance(document, Fault):
+                faults.append(document)
+                continue
+            lost.extend([f"{document.name}: {document.lost}"] if document.lost else [])
+            unused.update(document.unused)
+            yield document
+        if faults and not source.skip_faulty:
+            more = f" {len(faults):,} rows have such faults." if len(faults) > 1 else ""
+            raise DataError(f"{faults[0].message}{more}")
+        if faults:
+            yield describe_faults(faults)
+        if lost:
+            conversations = f"{len(lost):,} conversation{'s'[: len(lost) > 1]}"
+            yield f"The chat template leaves out parts of {conversations}. The first: {lost[0]}."
+        if unused:
+            yield f"{source.place}: nothing reads {shortened(', '.join(sorted(unused)), 300)}."
 
-        def documents() -> Iterator[Document]:
-            for document in tokenize_rows(source.rows(part), tokenizer, train_on, end, drop_unrendered):
-                if isinstance(document, Fault):
-                    faults.append(document)
-                    continue
-                lost.extend([f"{document.name}: {document.lost}"] if document.lost else [])
-                unused.update(document.unused)
-                yield document
-            if faults and not source.skip_faulty:
-                more = f" {len(faults):,} rows have such faults." if len(faults) > 1 else ""
-                raise DataError(f"{faults[0].message}{more}")
-
-        def skipped() -> str:
-            sentences = [describe_faults(faults)] if faults else []
-            if lost:
-                conversations = f"{len(lost):,} conversation{'s'[: len(lost) > 1]}"
-                sentences.append(f"The chat template leaves out parts of {conversations}. The first: {lost[0]}.")
-            if unused:
-                names = shortened(", ".join(sorted(unused)), 300)
-                sentences.append(f"{source.place}: nothing reads {names}.")
-            return "\n".join(sentences)
-
-        return open_documents(digest([*settings, source_identity(source, part)]), documents, skipped, said)
-
-    if source.is_demo or source.limit is not None:
-        return shard(files)
-    return joined([shard(part) for part in _shards(files)])
+    # a limit counts the rows of all files
+    parts = [files] if source.is_demo or source.limit is not None else _shards(files)
+    shards = [open_shard(digest([*settings, source_identity(source, part)]), documents(part)) for part in parts]
+    for remark in dict.fromkeys(remark for shard in shards for remark in shard.remarks):
+        warn(remark)
+    return TokenStore(shards)
 
 
-def _shards(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+def _shards(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
     """Neighbouring files of some size together. Each is tokenized as a whole, so that a failure loses one at most."""
     part: list[DataFile] = []
     size = 0
@@ -211,53 +198,26 @@ def _shards(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
         yield part
 
 
-def joined(stores: Sequence[TokenStore]) -> TokenStore:
-    """The documents of all stores, in order."""
-    if len(stores) == 1:
-        return stores[0]
-    return TokenStore(
-        np.concatenate([store.lengths for store in stores] or [np.empty(0, dtype=np.int64)]),
-        Chunks([store.ids for store in stores]),
-        Chunks([store.trained for store in stores]),
-        np.concatenate([store.turns for store in stores] or [np.empty(0, dtype=np.int64)]),
-        np.concatenate([store.turn_counts for store in stores] or [np.empty(0, dtype=np.int64)]),
-    )
+def open_shard(key: str, documents: Iterable[Document | str]) -> Shard:
+    """Open the shard of this key; if it is missing or damaged, write it. Other processes wait. Raises OutputError.
 
-
-def open_documents(
-    key: str,
-    documents: Callable[[], Iterator[Document]],
-    skipped: Callable[[], str] = str,
-    said: set[str] | None = None,
-) -> TokenStore:
-    """Open the store of this key; if it is missing or damaged, write it. Other processes wait. Raises OutputError.
-
-    skipped: called after the documents; its lines are kept, and those that are not in `said` are said each time.
+    documents: not begun if the shard is there; at the end come remarks, which the shard keeps.
     """
     from filelock import FileLock
 
     cache = cache_folder() / "tokens"
-    folder, said = cache / key, set() if said is None else said
-
-    def tell(text: str) -> None:
-        for line in [line for line in text.splitlines() if line not in said]:
-            warn(line)
-            said.add(line)
-
+    folder = cache / key
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{key}.lock"):
             with suppress(OSError, ValueError):  # missing or damaged
-                store = _map(folder)
-                if store.digest == (folder / _DIGEST).read_text(encoding="utf-8"):
-                    tell((folder / _SKIPPED).read_text(encoding="utf-8"))
-                    return store
+                shard = _map(folder)
+                if TokenStore([shard]).digest == (folder / _DIGEST).read_text(encoding="utf-8"):
+                    return shard
             shutil.rmtree(folder, ignore_errors=True)
             with new_folder(folder) as partial:
-                _write(partial, documents())
-                tell(text := skipped())
-                (partial / _SKIPPED).write_text(text, encoding="utf-8")
-                (partial / _DIGEST).write_text(_map(partial).digest, encoding="utf-8")
+                _write(partial, documents)
+                (partial / _DIGEST).write_text(TokenStore([_map(partial)]).digest, encoding="utf-8")
             return _map(folder)
     except (OSError, OutputError, NotImplementedError) as error:  # NotImplementedError: no locks on this file system
         raise OutputError(
@@ -266,34 +226,31 @@ def open_documents(
         ) from error
 
 
-def _write(folder: Path, documents: Iterator[Document]) -> None:
-    lengths, turns, counts = [], list[np.ndarray](), []
-    with (folder / "ids.bin").open("wb") as ids, (folder / "trained.bin").open("wb") as trained:
+def _write(folder: Path, documents: Iterable[Document | str]) -> None:
+    remarks = []
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in _TYPES}
         for document in documents:
-            lengths.append(len(document.ids))
-            counts.append(0 if document.turns is None else len(document.turns))
-            turns += [] if document.turns is None else [document.turns]
-            ids.write(document.ids.astype("<i4").data)
-            scored = np.ones(len(document.ids), dtype=bool) if document.trained is None else document.trained
-            trained.write(scored.data)
-    (folder / "lengths.bin").write_bytes(np.array(lengths, dtype="<i8").data)
-    if turns:
-        (folder / "turns.bin").write_bytes(np.concatenate(turns).astype("<i8").data)
-        (folder / "turn_counts.bin").write_bytes(np.array(counts, dtype="<i8").data)
+            if isinstance(document, str):
+                remarks.append(document)
+                continue
+            size = len(document.ids)
+            trained = np.ones(size) if document.trained is None else document.trained
+            turns = () if document.turns is None else document.turns
+            arrays = {"ids": document.ids, "trained": trained, "turns": turns}
+            for name, array in {**arrays, "lengths": size, "turn_counts": len(turns)}.items():
+                files[name].write(np.asarray(array).astype(_TYPES[name]).tobytes())
+    (folder / _REMARKS).write_text("\n".join(remarks), encoding="utf-8")
 
 
-def _map(folder: Path) -> TokenStore:
-    """Raises OSError for missing files, ValueError for files of unequal lengths."""
+def _map(folder: Path) -> Shard:
+    """Raises OSError for missing files, ValueError for files of a size that does not fit."""
 
-    def array(name: str, dtype: str) -> np.ndarray:
-        path = folder / name
-        return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+    def array(name: str) -> np.ndarray:
+        path = folder / f"{name}.bin"
+        return np.memmap(path, _TYPES[name], mode="r") if path.stat().st_size else np.empty(0, _TYPES[name])
 
-    further = [
-        array(name, dtype) if (folder / name).exists() else None
-        for name, dtype in (("turns.bin", "<i8"), ("turn_counts.bin", "<i8"))
-    ]
-    return TokenStore(array("lengths.bin", "<i8"), array("ids.bin", "<i4"), array("trained.bin", "?"), *further)
+    return Shard(*map(array, _TYPES), (folder / _REMARKS).read_text(encoding="utf-8").splitlines())
 
 
 def tokenize_rows(

@@ -42,7 +42,7 @@ def read_stock_config(folder: Path, name: str = "") -> Any:
 
 def stock_config_of(config: dict[str, Any], name: str = "") -> Any:
     """Read a config.json that is not on disk yet."""
-    with TemporaryDirectory() as folder, naming({Path(folder): name or "this folder"}):
+    with TemporaryDirectory() as folder, naming(Path(folder), name or "this folder"):
         (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         return read_stock_config(Path(folder), name)
 

@@ -83,39 +83,35 @@ def sets_of(reports: Iterable[Report]) -> list[list[Line]]:
 
 def _joined(reports: list[Report]) -> list[Report]:
     """Reports of the same measurement on other documents, each of those that they share. Recall has one reference."""
-    groups: dict[str, list[list[int]]] = {}
-    shared: dict[int, list[str]] = {}  # by the first of a group
+    groups: list[tuple[list[int], list[str]]] = []  # the places of reports, and the documents that they share
     for place, report in enumerate(reports):
-        digests = report.documents
-        if not digests or any(cell.samples != len(digests) for cell in report.cells):
+        if not report.documents or any(cell.samples != len(report.documents) for cell in report.cells):
             continue
-        same = groups.setdefault(repr([report.task, *map(report.settings.get, _COMPARED)]), [])
-        for group in same:
-            common = [document for document in shared[group[0]] if document in digests]
-            first = reports[group[0]]
-            enough = len(common) >= min(ENOUGH, len(digests), len(shared[group[0]]))
-            if enough and _weigh_alike(first, report, common):
-                group.append(place)
-                shared[group[0]] = common
+        for places, shared in groups:
+            common = [document for document in shared if document in report.documents]
+            enough = len(common) >= min(ENOUGH, len(report.documents), len(shared))
+            if enough and _are_alike(reports[places[0]], report, common):
+                places.append(place)
+                shared[:] = common
                 break
         else:
-            same.append([place])
-            shared[place] = digests
-    for group in (group for of_key in groups.values() for group in of_key):
-        first, documents = reports[group[0]], shared[group[0]]
-        if all(reports[place].is_comparable(first) for place in group):
+            groups.append(([place], list(report.documents)))
+    for places, shared in groups:
+        first = reports[places[0]]
+        if all(reports[place].is_comparable(first) for place in places):
             continue
-        places = [first.documents.index(document) for document in documents]
-        reference = first.reference and first.reference.of_samples(places)
-        for place in group:
-            reports[place] = reports[place].only(documents, reference)
+        numbers = [first.documents.index(document) for document in shared]
+        reference = first.reference and first.reference.of_samples(numbers)
+        for place in places:
+            reports[place] = reports[place].only(shared, reference)
     return reports
 
 
-def _weigh_alike(first: Report, second: Report, documents: Sequence[str]) -> bool:
-    """Whether two reports score as many tokens of these documents at each length that both have."""
+def _are_alike(first: Report, second: Report, documents: Sequence[str]) -> bool:
+    """Whether two reports score as many tokens of these documents, in one way, at each length that both have."""
+    ways = [(report.task, *map(report.settings.get, _COMPARED)) for report in (first, second)]
     sides = [[report.documents.index(document) for document in documents] for report in (first, second)]
-    return all(
+    return ways[0] == ways[1] and all(
         [one.weights[place] for place in sides[0]] == [other.weights[place] for place in sides[1]]
         for length in {*first.lengths} & {*second.lengths}
         for one, other in zip(first.cells_at(length), second.cells_at(length), strict=False)

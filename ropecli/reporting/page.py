@@ -18,7 +18,7 @@ from ropecli.reporting.lines import base_of, sets_of
 from ropecli.reporting.report_tables import Percent, copies_tables, numbers_table, set_table
 from ropecli.reporting.summary import Summary
 from ropecli.table import LONGEST_TEXT, Bold, Table, clean
-from ropecli.version import GENERATOR
+from ropecli.version import VERSION
 
 
 def render_page(reports: Sequence[Report], record: Mapping[str, Any] | None = None) -> str:
@@ -49,7 +49,7 @@ def render_page(reports: Sequence[Report], record: Mapping[str, Any] | None = No
     protocols = dict.fromkeys(report.task for report in reports if report.task in PROTOCOLS)
     return template.render(
         **first,
-        generator=GENERATOR,
+        generator=f"ropecli {VERSION}",
         tasks=", ".join(dict.fromkeys(lines[0].report.title for lines in sets)),
         figures=_figures(summary),
         folded={name: tables for name, tables in folded.items() if tables},

@@ -1,9 +1,8 @@
 """Reads reports from JSON. The type of every value is checked."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ropecli.checkpoint.files import read_file
 from ropecli.errors import DataError, first_fault, shown
@@ -16,7 +15,9 @@ def read_reports(paths: Iterable[Path]) -> list[Report]:
     return [report for path in paths for report in _read_file(path)]
 
 
-def _read_file(path: Path) -> list[Report]:
+def _read_file(path: Path) -> Iterator[Report]:
+    from pydantic import TypeAdapter, ValidationError
+
     value = read_file(path, json.loads)
     value = value if isinstance(value, dict) else {}
     reports, version = value.get("reports"), value.get("schema_version")
@@ -25,17 +26,11 @@ def _read_file(path: Path) -> list[Report]:
             f"{path} has no reports of this version of ropecli: its schema_version is {shown(version)}. Measure again, "
             "with `ropecli eval-ppl --output FILE`, `compare`, `needle` or `ruler`."
         )
-    return [_read_one(f"{path}, report {index}", report) for index, report in enumerate(reports, 1)]
-
-
-def _read_one(where: str, value: Any) -> Report:
-    """where: names the file and the report in it, for messages."""
-    from pydantic import TypeAdapter, ValidationError
-
-    task = value.get("task") if isinstance(value, dict) else None
-    if not isinstance(task, str) or task not in KINDS:
-        raise DataError(f"{where} is invalid: task {shown(task)}; expected {', '.join(KINDS)}.")
-    try:
-        return TypeAdapter[Report](KINDS[task]).validate_python(value)
-    except ValidationError as error:
-        raise DataError(f"{where} is invalid: {first_fault(error, 'report')}.") from error
+    for number, report in enumerate(reports, 1):
+        task = report.get("task") if isinstance(report, dict) else None
+        if not isinstance(task, str) or task not in KINDS:
+            raise DataError(f"{path}, report {number} is invalid: task {shown(task)}; expected {', '.join(KINDS)}.")
+        try:
+            yield TypeAdapter[Report](KINDS[task]).validate_python(report)
+        except ValidationError as error:
+            raise DataError(f"{path}, report {number} is invalid: {first_fault(error, 'report')}.") from error

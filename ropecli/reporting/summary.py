@@ -128,7 +128,9 @@ class Summary:
             columns.append((f"cost at {short}", ["–" if cost is None else change_words(cost, "%") for cost in costs]))
         counts, marked, folded = [], False, False
         for lines in self.sets:
-            length, task = self._length_of(lines), _column(lines, self.sets)
+            # that of the verdict, if the set has it
+            length = self.length if ranked(lines, self.length) else _longest(lines)
+            task = _column(lines, self.sets)
             best, of_rows = level_lines(lines, length), [_of(line, lines) for line in rows]
             texts = [line.shown(length, line.report.unit) if line else "–" for line in of_rows]
             compared = [text != "–" for text, row in zip(texts, rows, strict=True) if not row.is_base]
@@ -149,10 +151,6 @@ class Summary:
         notes.append("runs in stock: transformers, vLLM and others as they are; in ropecli: with ropecli's attention")
         rows_of_text = [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
         return Table(self.title(), [head for head, _ in columns], rows_of_text, [*[BEST_NOTE] * marked, *notes])
-
-    def _length_of(self, lines: Sequence[Line]) -> int:
-        """The length at which a set is shown: that of the verdict, if it has it."""
-        return self.length if ranked(lines, self.length) else _longest(lines)
 
     def title(self) -> str:
         """The base's checkpoint, and from where to where."""

@@ -26,7 +26,7 @@ from ropecli.live.stock_transformers import quiet_transformers, read_stock_confi
 from ropecli.live.tensors import named_tensors
 from ropecli.messages import warn
 from ropecli.training.adapters import adapter_tensors, lora_config, save_adapter
-from ropecli.training.sharded_weights import FileTensor, write_gathered
+from ropecli.training.sharded_weights import FileTensor, stored_tensors, write_gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,8 @@ from ropecli.resume import (
     begin_snapshot,
     complete_snapshot,
     list_snapshots,
-    manifest_fault,
     prune_snapshots,
     refuse_other_request,
-    restore_newest,
     snapshot_path,
 )
 from ropecli.training.launch import Launch
@@ -178,13 +175,17 @@ class TrainingCheckpoints:
 
         Call it after `prepare`. Raises OutputError if it is damaged.
         """
-
-        def fault_of(path: Path) -> str | None:
-            load = partial(self.launch.accelerator.load_state, str(path))
-            return self.launch.from_main(lambda: manifest_fault(path)) or self._fault_of(load)
-
         saved = self.launch.from_main(lambda: list_snapshots(self.folder))
-        return restore_newest([each for each in saved if step in (None, each[0])], fault_of)
+        saved = [each for each in saved if step in (None, each[0])]
+        if not saved:
+            return 0
+        saved_step, path = saved[-1]
+        if fault := self._fault_of(lambda: self.launch.accelerator.load_state(str(path))):
+            raise OutputError(
+                f"Cannot resume from the checkpoint {path}: {fault}. Delete it to resume from the one before, or to "
+                "start over if there is none."
+            )
+        return saved_step
 
     def _fault_of(self, action: Callable[[], Any], *, on_main: bool = False) -> str | None:
         """Return the error of the first process that failed, on all processes; None if none failed."""

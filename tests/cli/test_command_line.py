@@ -121,7 +121,7 @@ def test_a_log_has_a_line_at_the_start_and_every_thirty_seconds(capsys, monkeypa
             now = number * 10.0
             step(text=f"loss {number}")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:3] == ["training", "training  3%  loss 3  16:10 left", "training  6%  loss 6  15:40 left"]
+    assert lines[:3] == ["training", "training  3%  loss 3  16 min 10 s left", "training  6%  loss 6  15 min 40 s left"]
     assert len(lines) == 34
 
 

@@ -188,7 +188,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
      write("rows.jsonl", {"body": "a"})),
     (COMPARE + "--stride 24 --protocol sliding --lengths 24", "stride of 24 tokens"),
     (COMPARE + "--resume", "--output"),
-    (COMPARE + "--methods none -o out --plot out/plot.png", "out and out/plot.png cannot both be written"),
     (NEEDLE + "--style passkey --data data.txt", "--data has no effect with --style passkey"),
     (RULER + "100 --tasks niah_single_1", "A prompt of 100 tokens is too short for niah_single_1."),
     (RULER + "512 --tasks niah", "--tasks has 'niah'; expected one of niah_single_1"),

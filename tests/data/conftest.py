@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ropecli.data.token_store import TokenStore
+from ropecli.data.token_store import Shard, TokenStore
 
 STEP = 1000
 """Document d, token t is d * STEP + t."""
@@ -22,7 +22,8 @@ def numbered():
         documents = [document * STEP + np.arange(length, dtype=np.int32) for document, length in enumerate(lengths)]
         ids = np.concatenate(documents)
         mask = np.ones(len(ids), dtype=bool) if trained is None else trained(ids)
-        return TokenStore(np.array(lengths, dtype=np.int64), ids, mask)
+        turns, counts = np.empty(0, dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)
+        return TokenStore([Shard(np.array(lengths, dtype=np.int64), ids, mask, turns, counts)])
 
     return make
 

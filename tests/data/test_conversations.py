@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ropecli.data.conversations import tokenize_conversations
 from ropecli.data.formats import Conversation, Fault
-from ropecli.data.token_store import TokenStore
+from ropecli.data.token_store import Shard, TokenStore
 from ropecli.errors import DataError
 
 
@@ -373,7 +373,7 @@ def test_an_answer_ends_where_it_is_cut_off_too(tokenizer_of):
     tokenizer = tokenizer_of(GLM, OF_GLM)
     (document,) = documents_of([("row", Conversation(turns(*QUESTIONS, *ANSWERS, "Bye.")))], tokenizer)
     arrays = [np.array([len(document.ids)]), document.ids.astype("i4"), document.trained, document.turns]
-    store = TokenStore(*arrays, np.array([len(document.turns)]))
+    store = TokenStore([Shard(*arrays, np.array([len(document.turns)]))])
     for start, end in zip(document.turns, store.turn_ends(0), strict=True):
         text = tokenizer.decode(document.ids[start:end])
         assert text.endswith("<|user|>")

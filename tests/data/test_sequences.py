@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ropecli.data.sampling import positions_of, select_documents
 from ropecli.data.sequences import SHORTEST, UNSCORED, SourceSequences, concatenate, cut_long, pack, pieces_of
-from ropecli.data.token_store import TokenStore
+from ropecli.data.token_store import Shard, TokenStore
 
 LENGTHS = (9, 8, 23, 1, 4, 5, 31, 3)
 END = 999_999
@@ -46,7 +46,8 @@ def test_concat_is_one_text_cut_where_a_sequence_is_full(lengths, length, seed):
 
 @given(lengths_of_documents, lengths_of_sequences)
 def test_packed_has_every_token_once_in_a_best_fit_decreasing_packing(lengths, length):
-    store = TokenStore(lengths, np.empty(0, np.int32), np.empty(0, bool))
+    turns, counts = np.empty(0, np.int64), np.zeros(len(lengths), np.int64)
+    store = TokenStore([Shard(lengths, np.empty(0, np.int32), np.empty(0, bool), turns, counts)])
     chosen = select_documents(lengths, 1)
     sequences = tokens_of(pack(pieces_of(store, chosen, length, cut=False), length))
     expected = [
@@ -103,7 +104,7 @@ def test_a_conversation_that_fits_is_whole_and_a_longer_one_is_cut_between_turns
     """turns: tokens of each. budget: tokens used of all."""
     lengths, starts = np.array([sum(each) for each in turns]), [np.cumsum([0, *each[:-1]]) for each in turns]
     counts = np.array([len(each) for each in turns])
-    store = TokenStore(lengths, np.empty(0, np.int32), np.empty(0, bool), np.concatenate(starts), counts)
+    store = TokenStore([Shard(lengths, np.empty(0, np.int32), np.empty(0, bool), np.concatenate(starts), counts)])
     chosen = select_documents(lengths, 1, max_tokens=budget)
     layout = pieces_of(store, chosen, length, cut=cut)
     pieces = [piece for index in range(len(layout)) for piece in layout.pieces(index)]

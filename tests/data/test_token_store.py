@@ -14,8 +14,9 @@ from ropecli.data import sources, token_store
 from ropecli.data.documents import Document
 from ropecli.data.sources import Source
 from ropecli.data.token_store import (
+    TokenStore,
     last_seen_files,
-    open_documents,
+    open_shard,
     open_store,
     source_identity,
     tokenizer_digest,
@@ -37,16 +38,20 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+def opened(documents):
+    return TokenStore([open_shard("key", documents)])
+
+
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory):
     """The records of an undamaged store."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPECLI_CACHE", str(tmp_path_factory.mktemp("untouched")))
-        return open_documents("key", documents).digest
+        return opened(documents()).digest
 
 
 def test_documents_are_kept_with_what_is_trained_on(cache):
-    store = open_documents("key", documents)
+    store = opened(documents())
     assert len(store) == 100
     assert store.masked
     assert store.largest_id == 99 + 2_999
@@ -55,7 +60,7 @@ def test_documents_are_kept_with_what_is_trained_on(cache):
         np.testing.assert_array_equal(ids, document.ids[7:])
         np.testing.assert_array_equal(trained, True if document.trained is None else document.trained[7:])
         assert (ids.dtype, trained.dtype) == (np.int64, bool)
-    assert isinstance(store.ids, np.memmap)
+    assert isinstance(open_shard("key", ()).ids, np.memmap)
 
 
 def test_an_interrupt_leaves_nothing(cache):
@@ -64,7 +69,7 @@ def test_an_interrupt_leaves_nothing(cache):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        open_documents("key", interrupted)
+        opened(interrupted())
     assert not list(cache.rglob("*.bin"))
 
 
@@ -72,7 +77,7 @@ def test_a_cache_that_cannot_be_made_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROPECLI_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(OutputError, match=r"file/cache/tokens: .*ROPECLI_CACHE"):
-        open_documents("key", documents)
+        opened(documents())
 
 
 def open_slowly(started, wait):
@@ -81,7 +86,7 @@ def open_slowly(started, wait):
             file.write("x")
         yield from documents(wait=wait)
 
-    print(open_documents("key", counted).digest)
+    print(opened(counted()).digest)
 
 
 def test_processes_at_once_tokenize_once_and_another_takes_over_from_a_killed_one(cache, tmp_path, digest, fork):
@@ -115,12 +120,17 @@ def flipped(path):
     ],
 )
 def test_a_damaged_store_is_written_again(cache, digest, damage, name):
-    open_documents("key", documents)
+    opened(documents())
     (path,) = cache.rglob(name)
     damage(path)
     written = []
+
+    def written_again():
+        written.append(1)
+        yield from documents()
+
     for _ in range(2):
-        assert open_documents("key", lambda: written.append(1) or documents()).digest == digest
+        assert opened(written_again()).digest == digest
     assert len(written) == 1
 
 

@@ -112,16 +112,12 @@ def _finish(axes: "Axes", lines: Sequence[Line]) -> None:
     """The length axis, the pretraining lengths, and the names at the ends of the lines."""
     lengths, words = lengths_of(lines), "tokens"
     style.length_axis(axes, lengths)
-    for length in _pretraining_lengths(lines):
+    for length in sorted({line.report.original_max_position_embeddings for line in lines}):
         if lengths[0] <= 2 * length <= 4 * lengths[-1]:  # a distant mark would squeeze the data
             axes.axvline(length, color=style.GREY, linewidth=1, linestyle=(0, (6, 3)))
             words = "tokens; dashed: pretraining length"
     axes.set_xlabel(words)
     style.label_ends(axes)
-
-
-def _pretraining_lengths(lines: Sequence[Line]) -> list[int]:
-    return sorted({line.report.original_max_position_embeddings for line in lines})
 
 
 def draw_frequencies(checkpoint: str, ropes: Mapping[str, ScaledRope], target: int) -> "Figure":

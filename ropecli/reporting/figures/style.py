@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropecli.atomic import new_file
-from ropecli.errors import OutputError, shortened
-from ropecli.version import GENERATOR
+from ropecli.errors import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-_ENDINGS = (".png", ".svg", ".pdf")
 INK, GREY = "#1a1a1a", "#595959"
 GRID = "#c8c8c8"
 _THEME = {INK: "currentColor", GREY: "var(--faint)", GRID: "var(--line)"}
@@ -55,29 +53,16 @@ _LETTER = 0.068
 _TICKS_APART = 0.13
 """Minimum distance of two tick labels, as a fraction of a length axis."""
 _DPI = 150
-_METADATA: dict[str, dict[str, Any]] = {
-    "png": {"Software": GENERATOR},
-    "svg": {"Creator": GENERATOR, "Date": None},
-    "pdf": {"Creator": GENERATOR, "CreationDate": None},
-}
-"""The program, and no date: the same figure gives the same file."""
-
-
-def refuse_unknown_ending(path: Path | None, *endings: str) -> None:
-    """Raise OutputError unless the file name has one of these endings; by default .png, .svg or .pdf."""
-    endings = endings or _ENDINGS
-    if path is not None and path.suffix.lower() not in endings:
-        raise OutputError(f"{path} does not end in {' or '.join(endings)}.")
 
 
 @contextlib.contextmanager
-def drawing(salt: str = "ropecli") -> Iterator[None]:
-    """Use only our matplotlib settings, and ignore warnings about missing glyphs. salt: of the ids in an SVG."""
+def drawing() -> Iterator[None]:
+    """Use only our matplotlib settings, and ignore warnings about missing glyphs."""
     import matplotlib as mpl
 
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()
-        mpl.rcParams.update({**_SETTINGS, "svg.hashsalt": salt})  # the same figure gives the same file
+        mpl.rcParams.update(_SETTINGS)
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
@@ -97,9 +82,8 @@ def panel_size(names: Sequence[str]) -> tuple[float, float]:
 
 def save(figure: "Figure", path: Path) -> None:
     """Save as PNG, SVG or PDF, by the ending. Raises OSError."""
-    kind = path.suffix.lower().removeprefix(".")
     with drawing(), new_file(path) as partial:
-        figure.savefig(partial, dpi=_DPI, format=kind, metadata=_METADATA[kind])
+        figure.savefig(partial, dpi=_DPI, format=path.suffix.lower().removeprefix("."))
 
 
 def as_svg(figure: "Figure", alt: str) -> str:
@@ -107,8 +91,8 @@ def as_svg(figure: "Figure", alt: str) -> str:
     from markupsafe import escape
 
     buffer = io.StringIO()
-    with drawing(str(zlib.crc32(alt.encode()))):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    with drawing():
+        figure.savefig(buffer, format="svg", transparent=True)
     svg = buffer.getvalue().partition("<svg ")[2]
     svg = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
