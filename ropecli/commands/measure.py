@@ -1,6 +1,6 @@
 """The commands that measure: `ropecli eval-ppl`, `compare`, `needle` and `ruler`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,8 @@ from ropecli.options import loading_of
 from ropecli.signature import command
 
 if TYPE_CHECKING:
-    from ropecli.evaluation.driver import Task
     from ropecli.evaluation.report import Report
     from ropecli.evaluation.subject import ReaderFactory
-    from ropecli.scaling.spec import ScalingSpec
 
 
 class EvalPplOptions(options.InMemoryOptions, options.PerplexityOptions, total=False): ...
@@ -46,7 +44,7 @@ def eval_ppl(checkpoints: options.CheckpointNames, **shared: Unpack[EvalPplOptio
 
     With 95% intervals over documents, which several processes share: `accelerate launch -m ropecli eval-ppl ...`.
     """
-    return _measure_documents(checkpoints, shared)
+    return _measure(shared["protocol"], checkpoints, shared)
 
 
 @command
@@ -61,15 +59,7 @@ def compare(
 
     Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
     """
-    return _measure_documents(checkpoints, {"methods": methods, "factors": factors, **shared})
-
-
-def _measure_documents(checkpoints: Sequence[str], shared: EvalPplOptions) -> Reports:
-    asked = _begin(checkpoints, shared)
-    from ropecli.evaluation.tasks.perplexity import make_perplexity
-    from ropecli.evaluation.tasks.recall import make_recall
-
-    return asked.measure(make_recall if shared["protocol"] == "recall" else make_perplexity)
+    return _measure(shared["protocol"], checkpoints, {"methods": methods, "factors": factors, **shared})
 
 
 @command
@@ -82,10 +72,7 @@ def needle(checkpoints: options.CheckpointNames, **shared: Unpack[options.Needle
     """
     if shared["style"] == "passkey" and shared["data"] != DEMO:
         raise MethodError("--data has no effect with --style passkey, which repeats its own sentences. Remove --data.")
-    asked = _begin(checkpoints, shared)
-    from ropecli.evaluation.tasks.needle import make_needle
-
-    return asked.measure(make_needle)
+    return _measure("needle", checkpoints, shared)
 
 
 @command
@@ -96,50 +83,16 @@ def ruler(checkpoints: options.CheckpointNames, **shared: Unpack[options.RulerOp
 
     Several processes, started by `accelerate launch -m ropecli ruler ...`, share the prompts.
     """
-    asked = _begin(checkpoints, shared)
-    from ropecli.evaluation.tasks.ruler import make_ruler
-
-    return asked.measure(make_ruler)
+    return _measure("ruler", checkpoints, shared)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What a command measures, checked before torch is imported. specs: None for checkpoints as they are."""
+def _measure(task: str, checkpoints: Sequence[str], shared: Mapping[str, Any]) -> Reports:
+    """Check the options before torch is imported, measure, and write the outputs. The first process of a launch writes.
 
-    checkpoints: Sequence[str]
-    options: Mapping[str, Any]
-    specs: "Sequence[ScalingSpec | None] | None"
-    output: Path | None
-    plot: Path | None
-
-    def measure(self, make_task: Callable[..., "Task"]) -> Reports:
-        """Measure, and write the outputs. The first process of a launch writes. make_task: takes the options first."""
-        from ropecli.evaluation.measure import measure
-        from ropecli.evaluation.processes import join_workers
-        from ropecli.evaluation.report import write_report
-        from ropecli.evaluation.subject import open_subjects
-        from ropecli.resume import remove_state
-
-        factory = _reader_factory(self.options)
-        subjects = open_subjects(self.checkpoints, self.specs, self.options, weights=factory.loads_weights)
-        workers = join_workers()
-        make = partial(make_task, self.options)
-        reports = measure(subjects, make, factory, self.options["lengths"], self.output, workers)
-        result = Reports(reports, self.plot)
-        if self.plot and workers.first:
-            from ropecli.reporting.figures.plots import draw_lengths
-            from ropecli.reporting.figures.style import save
-
-            save(draw_lengths(reports), self.plot)
-        if self.output and workers.first:
-            write_report(self.output, result.as_json())
-            remove_state(self.output)
-        return result
-
-
-def _begin(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> _Asked:
-    """Raises MethodError for wrong methods, OutputError for outputs that cannot be written, or a run to resume."""
-    from ropecli.resume import refuse_interrupted
+    task: needle, ruler or a protocol. Raises MethodError for wrong methods, OutputError for outputs that cannot be
+    written, or a run to resume; and the errors of make_jobs and make_reports.
+    """
+    from ropecli.resume import refuse_interrupted, remove_state
 
     specs, output, plot = None, optional_path(shared["output"]), optional_path(shared["plot"])
     if shared["methods"] is not None:
@@ -154,7 +107,31 @@ def _begin(checkpoints: Sequence[str], shared: Mapping[str, Any]) -> _Asked:
     refuse_unwritable(output, plot, overwrite=shared["overwrite"])
     refuse_interrupted(output, shared["resume"])
     say_opening(*checkpoints)
-    return _Asked(checkpoints, shared, specs, output, plot)
+    from ropecli.evaluation.driver import make_reports
+    from ropecli.evaluation.jobs import make_jobs
+    from ropecli.evaluation.processes import join_workers
+    from ropecli.evaluation.report import write_report
+    from ropecli.evaluation.subject import open_subjects
+    from ropecli.evaluation.tasks.needle import make_needle
+    from ropecli.evaluation.tasks.perplexity import make_perplexity
+    from ropecli.evaluation.tasks.recall import make_recall
+    from ropecli.evaluation.tasks.ruler import make_ruler
+
+    make_task: Any = {"needle": make_needle, "ruler": make_ruler, "recall": make_recall}.get(task, make_perplexity)
+    factory = _reader_factory(shared)
+    subjects = open_subjects(checkpoints, specs, shared, weights=factory.loads_weights)
+    workers = join_workers()
+    jobs = make_jobs(subjects, partial(make_task, shared), shared["lengths"])
+    result = Reports(make_reports(jobs, factory, output, workers), plot)
+    if plot and workers.first:
+        from ropecli.reporting.figures.plots import draw_lengths
+        from ropecli.reporting.figures.style import save
+
+        save(draw_lengths(result.reports), plot)
+    if output and workers.first:
+        write_report(output, result.as_json())
+        remove_state(output)
+    return result
 
 
 def _reader_factory(options: Mapping[str, Any]) -> "ReaderFactory":
@@ -191,4 +168,4 @@ def _reader_factory(options: Mapping[str, Any]) -> "ReaderFactory":
     endpoint = endpoint_of(url, options)
     from ropecli.evaluation.readers.endpoint import EndpointReaderFactory
 
-    return EndpointReaderFactory(endpoint, in_flight=options["requests"] or 16)
+    return EndpointReaderFactory(endpoint, batch_size=options["requests"] or 16)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import MethodError, RopecliError, reason_of
 from ropecli.evaluation.protocols import Window
-from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader
+from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader, batches
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.live.proof import require_reading
 from ropecli.messages import progress_bar
@@ -28,7 +27,7 @@ _AT_ONCE = 64
 
 
 class VllmReader(Reader):
-    """start: starts a vllm.LLM for samples of up to this many tokens. Call `close` when done."""
+    """start: starts a vllm.LLM for samples of up to this many tokens. Call `prepare` once, and `close` when done."""
 
     batch_size = _AT_ONCE
 
@@ -39,10 +38,8 @@ class VllmReader(Reader):
     def prepare(
         self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False, losses: bool = True
     ) -> None:
-        if self.llm is None or self.max_length < length:
-            self.close()
-            self.llm = self._start(length)
-            self.max_length = int(self.llm.llm_engine.model_config.max_model_len)
+        self.llm = self._start(length)
+        self.max_length = int(self.llm.llm_engine.model_config.max_model_len)
 
     def close(self) -> None:
         if self.llm is not None:
@@ -50,13 +47,11 @@ class VllmReader(Reader):
             self.llm = None
             gc.collect()
 
-    def properties(self) -> dict[str, Any]:
-        dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
-        return {"dtype": dtype, "device": engine(), "follows_length": False, "cache_is_exact": True, "chunk": None}
+    def dtype_and_device(self) -> tuple[str, str]:
+        return str(self.llm.llm_engine.model_config.dtype).removeprefix("torch."), engine()
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
-        windows = iter(windows)
-        while batch := list(islice(windows, _AT_ONCE)):
+        for batch in batches(windows, lambda window: None, _AT_ONCE):
             values = self._prompt_losses([window.ids for window in batch])
             for window, losses in zip(batch, values, strict=True):
                 yield losses[len(losses) - window.targets :]
