@@ -62,15 +62,7 @@ def have_same_tokens(*tokenizers: Any) -> bool:
     """Whether two tokenizers give the same ids for every text."""
     if not all(tokenizer.is_fast for tokenizer in tokenizers):
         return False
-    first, second = (
-        (
-            tokenizer.bos_token_id,
-            tokenizer.eos_token_id,
-            tokenizer("")["input_ids"],
-            tokenizer.backend_tokenizer.to_str(),
-        )
-        for tokenizer in tokenizers
-    )
+    first, second = ((tokenizer("")["input_ids"], tokenizer.backend_tokenizer.to_str()) for tokenizer in tokenizers)
     return first == second
 
 

@@ -188,6 +188,7 @@ class Extension:
         if are_few(len(documents.kept)):
             warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
         self._recall = Recall(documents, lengths, short, source)
+        self._of_base = self._recall.up_to(self.base.positions.context_length)
         most = short if self._recall.passages == 1 else short // 2  # else it takes as long as recall
         halves = [most >> halved for halved in reversed(range(most.bit_length()))]
         self.short_length = common_lengths(documents, halves)[-1]
@@ -246,7 +247,7 @@ class Extension:
 
         def takes(count: int, candidates: int) -> float:
             recall = self._recall.of_first(count)
-            work = self._of_base().of_first(count).work() + self._short_of(count).work()
+            work = self._of_base.of_first(count).work() + self._short_of(count).work()
             work += self._work([least for least in self.rounds if least < count] + [recall.count], candidates)
             per_token = {
                 length: np.mean([speed.seconds_per_token(length) for speed in speeds[:candidates]]) for length in work
@@ -301,9 +302,6 @@ class Extension:
     def _text_of(self, count: int) -> Perplexity | None:
         """On as many long documents as recall has, but no more than an interval needs."""
         return self._text.of_first(min(count, ENOUGH)) if self._text and count else None
-
-    def _of_base(self) -> Recall:
-        return self._recall.up_to(self.base.positions.context_length)
 
     def _short_of(self, count: int) -> Perplexity:
         """On a round's documents, but on enough for an interval that decides."""
@@ -412,7 +410,7 @@ class Extension:
         short = self._short_of(recall.count)
         text = self._text_of(recall.count) if last and subjects else None
         of_base, of_subject = ([text.only(text.lengths[end])] if text else [] for end in (0, -1))
-        steps = [(self.base, [self._of_base().of_first(recall.count), short, *of_base])]
+        steps = [(self.base, [self._of_base.of_first(recall.count), short, *of_base])]
         steps += [(subject, [recall, short, *of_subject]) for subject in subjects]
         for number, (subject, tasks) in enumerate(steps):
             ahead = [(task, self._part(each, task)) for each, of_each in steps[number:] for task in of_each]

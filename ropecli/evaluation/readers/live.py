@@ -102,8 +102,7 @@ class LiveReader(Reader):
     ) -> None:
         """Check the KV cache on the longest sample, if chunks or answers need it. If it fails, reads in one pass.
 
-        longest: ids, shape (tokens,). length: of the longest sample with its answer, tokens. largest: of all ids.
-        answers: whether prompts are continued. Raises DataError for an id outside the vocabulary.
+        Arguments: see Reader. Raises DataError for an id outside the vocabulary.
         """
         refuse_unknown_ids(max(largest, int(longest.max(initial=0))), self.model)
         self._dynamic_tables = varying_tables(self.model, length)
