@@ -1,5 +1,6 @@
 """A server with OpenAI's completions API (vLLM, llama-server, SGLang), asked with token ids."""
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -209,14 +210,11 @@ class Endpoint:
             fault = f"does not serve {name!r}" if name else "serves several models; choose one with --served-name"
             raise EndpointError(f"{self.url} {fault}. Served: {self._quote(', '.join(models))}.")
         model, self._model_id = models[name], name
-        longest = model.get("max_model_len") or self._context_of_llama_server()
+        longest = model.get("max_model_len")
+        if not longest:
+            with contextlib.suppress(EndpointError, LookupError, TypeError):  # llama-server tells it elsewhere
+                longest = self._ask("GET", "/props", dict[str, Any])["default_generation_settings"]["n_ctx"]
         return ServedModel(self._hidden(name), self._hidden(str(model.get("owned_by"))), longest)
-
-    def _context_of_llama_server(self) -> int | None:
-        try:
-            return self._ask("GET", "/props", dict[str, Any])["default_generation_settings"]["n_ctx"]
-        except (EndpointError, LookupError, TypeError):
-            return None
 
     def _ask(self, method: str, path: str, kind: type[_Answer], **content: Any) -> _Answer:
         """Send a request; repeat it with growing pauses while the server is busy or loses the connection."""

@@ -36,7 +36,6 @@ SCHEMA_VERSION = 5
 """Schema of all files of reports. Others are refused."""
 ARMS = ("absent", "far", "near")
 """The tasks of the cells of recall, see evaluation/tasks/recall.py."""
-Positive = Annotated[float, Interval(gt=0, le=1e12)]
 
 
 def environment() -> dict[str, str]:
@@ -235,7 +234,7 @@ class Report:
     weights: str
     scaling: str
     method: str
-    factor: Positive
+    factor: Annotated[float, Interval(gt=0, le=1e12)]
     params: dict[str, Any]
     in_memory: bool
     original_max_position_embeddings: TokenCount

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from multiprocessing.pool import ThreadPool
 from typing import Any, TypedDict, TypeVar
 
@@ -10,8 +9,7 @@ import numpy as np
 
 from ropecli.errors import CheckpointError, MethodError
 from ropecli.evaluation.completions import Endpoint
-from ropecli.evaluation.protocols import Window
-from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader, batches
+from ropecli.evaluation.readers.reader import SequenceReader
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import warn
 
@@ -39,7 +37,7 @@ class Identity(TypedDict):
     text: str
 
 
-class EndpointReader(Reader):
+class EndpointReader(SequenceReader):
     """A server that takes prompts of token ids, so that no token is added to them.
 
     tokenizer: gives the ids of generated text. batch_size: requests at the same time. Raises EndpointError in every
@@ -87,30 +85,13 @@ class EndpointReader(Reader):
     def dtype_and_device(self) -> tuple[str, str]:
         return "as served", f"{self.endpoint.engine} at {self.endpoint.url}"
 
-    def _answers(self, ask: Callable[[_T], Any], items: Iterable[_T]) -> Iterator[tuple[_T, Any]]:
-        """Each item with the server's answer, in order; several wait for theirs at the same time."""
+    def _answers(self, ask: Callable[[np.ndarray], _T], prompts: Iterable[np.ndarray]) -> Iterator[_T]:
+        """The server's answers in order; several prompts wait for theirs at the same time."""
         with ThreadPool(self.batch_size) as pool:  # its threads keep no process from ending while they wait
-            for group in batches(items, lambda item: None, self.batch_size):
-                yield from zip(group, pool.imap(ask, group), strict=True)
+            yield from pool.imap(ask, prompts)
 
-    def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
-        for window, losses in self._answers(lambda window: self.endpoint.prompt_losses(window.ids.tolist()), windows):
-            self.advance(window.read)
-            yield np.array(losses[len(losses) - window.targets :])
-
-    def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
-        """Sends the prompt once per answer."""
-
-        def ask(sequence: tuple[np.ndarray, Sequence[int]]) -> float:
-            ids, answer = sequence
-            losses = self.endpoint.prompt_losses([*ids.tolist(), *answer])
-            return -sum(losses[len(losses) - len(answer) :])
-
-        questions = list(questions)
-        values = self._answers(ask, [(ids, answer) for ids, answers in questions for answer in answers])
-        for ids, answers in questions:
-            yield np.array([value for _, value in islice(values, len(answers))])
-            self.advance(len(ids))
+    def sequence_losses(self, sequences: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        return self._answers(lambda ids: np.array(self.endpoint.prompt_losses(ids.tolist())), sequences)
 
     def generate(
         self, prompts: Sequence[np.ndarray], limit: int, done: Callable[[int, list[int]], bool]
@@ -122,7 +103,7 @@ class EndpointReader(Reader):
             return self.endpoint.complete(ids.tolist(), max_tokens=min(limit, most - len(ids)))["text"]
 
         answers = []
-        for ids, text in self._answers(ask, prompts):
+        for ids, text in zip(prompts, self._answers(ask, prompts), strict=True):
             self.advance(len(ids))
             answers.append(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return answers

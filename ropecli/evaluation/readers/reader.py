@@ -81,6 +81,30 @@ class Reader:
         raise NotImplementedError
 
 
+class SequenceReader(Reader):
+    """A reader that gives the losses of whole sequences, up to `batch_size` at the same time."""
+
+    def sequence_losses(self, sequences: Sequence[np.ndarray]) -> Iterable[np.ndarray]:
+        """-ln p of each token but the first, shape (tokens - 1,), nats, in order. sequences: ids, shape (tokens,)."""
+        raise NotImplementedError
+
+    def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
+        for group in batches(windows, lambda window: None, self.batch_size):
+            read = self.sequence_losses([window.ids for window in group])
+            for window, losses in zip(group, read, strict=True):
+                self.advance(window.read)
+                yield losses[len(losses) - window.targets :]
+
+    def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
+        """Reads each prompt once per answer."""
+        for ids, answers in questions:
+            read = self.sequence_losses([np.append(ids, answer) for answer in answers])
+            yield np.array(
+                [-losses[len(losses) - len(answer) :].sum() for losses, answer in zip(read, answers, strict=True)]
+            )
+            self.advance(len(ids))
+
+
 def batches(items: Iterable[_T], shape: Callable[[_T], Any], size: int) -> Iterator[list[_T]]:
     """Batches of up to `size` adjoining items of equal shape."""
     for _, same in groupby(items, key=shape):
