@@ -217,12 +217,12 @@ def make_reports(
     the errors of measure_job.
     """
     factory.check([job.subject for job in jobs])
-    tasks = {id(job.task): job.task for job in jobs}
-    requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, and prompts are made
-    identities = [{**job.subject.identity._asdict(), "task": requests[id(job.task)]} for job in jobs]
-    state = contextlib.nullcontext()
+    state: contextlib.AbstractContextManager[Path | None] = contextlib.nullcontext()
     if output:
-        state = open_state(output, {"jobs": identities, **factory.request()}, workers.rank)
+        tasks = {id(job.task): job.task for job in jobs}
+        requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, prompts are made
+        measured = [{**job.subject.identity._asdict(), "task": requests[id(job.task)]} for job in jobs]
+        state = open_state(output, {"jobs": measured, **factory.request()}, workers.rank)
     reports: list[Report] = []
     reference: Reference | None = None
     with interruptible(output), state as folder:
