@@ -35,19 +35,15 @@ Generator = np.random.Generator
 
 
 class _ListSize(NamedTuple):
-    """in_list: how often a common and another word appear. example, in_example: words of the solved one, and the same.
-
-    smallest_length: of a prompt, tokens.
-    """
+    """in_list: how often a common and another word appear. example: words of the solved one. in_example: as in_list."""
 
     in_list: tuple[int, int]
     example: int
     in_example: tuple[int, int]
-    smallest_length: int
 
 
-_SIZES = _ListSize((30, 3), 40, (10, 3), 4096), _ListSize((6, 1), 20, (3, 1), 0)
-"""RULER's two."""
+_SIZES = _ListSize((30, 3), 40, (10, 3)), _ListSize((6, 1), 20, (3, 1))
+"""RULER's two; in prompts below 4,096 tokens, only the smaller."""
 
 
 @dataclass(frozen=True)
@@ -253,8 +249,8 @@ def _common_words(draft: _RulerDraft) -> RulerPrompt:
 
     Of the larger of RULER's two sizes that fits. Once all words are in the list, pairs like RULER's keys follow.
     """
-    for size in _SIZES:
-        if draft.length >= size.smallest_length and (prompt := _words_of_size(draft, size)):
+    for size in _SIZES if draft.length >= 4096 else _SIZES[1:]:
+        if prompt := _words_of_size(draft, size):
             return prompt
     raise draft.too_short()
 
