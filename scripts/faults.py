@@ -85,8 +85,8 @@ FAULTS: list[tuple[str, str]] = [
     ("compared = read[-1] if read and self.task in SAME_TOKENS else length", "compared = length"),
     ('loss_difference(base.arm("far", length), self.arm("far", length), ', 'loss_difference(self.arm("far", length), base.arm("far", length), '),
     (
-        'self._reference.recall(self.arm("far", length))',
-        'loss_difference(self.arm("absent", length), self.arm("far", length), self._reference.gains)',
+        'self.reference.recall(self.arm("far", length))',
+        'loss_difference(self.arm("absent", length), self.arm("far", length), self.reference.gains)',
     ),
     ("[begin, *passages, end]", "[*passages, begin, end]"),
     # passages of a pass, copies in the text

@@ -182,7 +182,7 @@ def extend(
     say_opening(checkpoint)
     from ropecli.checkpoint.state import read_state
     from ropecli.evaluation.driver import Store, interruptible
-    from ropecli.extension.choice import make_candidates, make_extension
+    from ropecli.extension.choice import Extension, make_candidates
 
     if data is None:
         warn("Measuring on the text of the package, since no --data is given: Python source. Use your own texts.")
@@ -191,7 +191,7 @@ def extend(
         say(f"{opened.name} reads {read_state(opened).positions.context_length} tokens as it is.")
     texts: Any = {**shared, "data": data or "demo", "max_documents": max_documents, "max_tokens": None}
     most_cost = inf if max_short_cost is None else max_short_cost / 100
-    search = make_extension(opened, candidates, length, texts, loading, inf if train else most_cost)
+    search = Extension(opened, candidates, length, texts, loading, inf if train else most_cost)
     training = None
     if train:
         from ropecli.extension.training import Training
@@ -224,7 +224,7 @@ def extend(
             result = _train(training, search, candidates, result, store, folder, most_cost)
         if first and (choice := result.choice):
             result = _write(result, folder, serve, link=weights == "link")
-            if choice.trained or choice.chosen or not choice.best.gains:
+            if choice.trained or choice.chosen or not choice.measured[0].gains:
                 remove_state(folder)  # else what was measured serves a higher --max-short-cost
     return result
 
@@ -257,7 +257,7 @@ def _train(
 
     def chosen() -> tuple[int, Any, int | None]:
         assert choice is not None
-        best = choice.chosen or choice.best
+        best = choice.chosen or choice.measured[0]
         number = next(number for number, each in enumerate(candidates) if each is best.subject)
         return number, search.two_losses(choice), store.values(part).get(key)
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -45,7 +44,7 @@ def eval_ppl(checkpoints: options.CheckpointNames, **shared: Unpack[EvalPplOptio
 
     With 95% intervals over documents, which several processes share: `accelerate launch -m ropecli eval-ppl ...`.
     """
-    return _measure(checkpoints, shared, "recall" if shared["protocol"] == "recall" else "perplexity")
+    return _measure(shared["protocol"], checkpoints, shared)
 
 
 @command
@@ -60,8 +59,7 @@ def compare(
 
     Loads each model once and patches it in memory. With several checkpoints, tries every method on each.
     """
-    task = "recall" if shared["protocol"] == "recall" else "perplexity"
-    return _measure(checkpoints, {"methods": methods, "factors": factors, **shared}, task)
+    return _measure(shared["protocol"], checkpoints, {"methods": methods, "factors": factors, **shared})
 
 
 @command
@@ -74,7 +72,7 @@ def needle(checkpoints: options.CheckpointNames, **shared: Unpack[options.Needle
     """
     if shared["style"] == "passkey" and shared["data"] != DEMO:
         raise MethodError("--data has no effect with --style passkey, which repeats its own sentences. Remove --data.")
-    return _measure(checkpoints, shared, "needle")
+    return _measure("needle", checkpoints, shared)
 
 
 @command
@@ -85,13 +83,14 @@ def ruler(checkpoints: options.CheckpointNames, **shared: Unpack[options.RulerOp
 
     Several processes, started by `accelerate launch -m ropecli ruler ...`, share the prompts.
     """
-    return _measure(checkpoints, shared, "ruler")
+    return _measure("ruler", checkpoints, shared)
 
 
-def _measure(checkpoints: Sequence[str], shared: Mapping[str, Any], task: str) -> Reports:
-    """Measure, and write the outputs. The first process of a launch writes. task: a module of evaluation/tasks.
+def _measure(task: str, checkpoints: Sequence[str], shared: Mapping[str, Any]) -> Reports:
+    """Check the options before torch is imported, measure, and write the outputs. The first process of a launch writes.
 
-    Raises MethodError for wrong methods, OutputError for outputs that cannot be written, or a run to resume.
+    task: needle, ruler or a protocol. Raises MethodError for wrong methods, OutputError for outputs that cannot be
+    written, or a run to resume; and the errors of make_jobs and make_reports.
     """
     from ropecli.resume import refuse_interrupted, remove_state
 
@@ -104,23 +103,27 @@ def _measure(checkpoints: Sequence[str], shared: Mapping[str, Any], task: str) -
     refuse_unwritable(output, plot, overwrite=shared["overwrite"])
     refuse_interrupted(output, shared["resume"])
     say_opening(*checkpoints)
-
-    make_task = getattr(import_module(f"ropecli.evaluation.tasks.{task}"), f"make_{task}")
-    from ropecli.evaluation.measure import measure
+    from ropecli.evaluation.driver import make_reports
+    from ropecli.evaluation.jobs import make_jobs
     from ropecli.evaluation.processes import join_workers
     from ropecli.evaluation.report import write_report
     from ropecli.evaluation.subject import open_subjects
+    from ropecli.evaluation.tasks.needle import make_needle
+    from ropecli.evaluation.tasks.perplexity import make_perplexity
+    from ropecli.evaluation.tasks.recall import make_recall
+    from ropecli.evaluation.tasks.ruler import make_ruler
 
+    make_task: Any = {"needle": make_needle, "ruler": make_ruler, "recall": make_recall}.get(task, make_perplexity)
     factory = _reader_factory(shared)
     subjects = open_subjects(checkpoints, specs, shared, weights=factory.loads_weights)
     workers = join_workers()
-    reports = measure(subjects, partial(make_task, shared), factory, shared["lengths"], output, workers)
-    result = Reports(reports, plot)
+    jobs = make_jobs(subjects, partial(make_task, shared), shared["lengths"])
+    result = Reports(make_reports(jobs, factory, output, workers), plot)
     if plot and workers.first:
         from ropecli.reporting.figures.plots import draw_lengths
         from ropecli.reporting.figures.style import save
 
-        save(draw_lengths(reports), plot)
+        save(draw_lengths(result.reports), plot)
     if output and workers.first:
         write_report(output, result.as_json())
         remove_state(output)
@@ -161,4 +164,4 @@ def _reader_factory(options: Mapping[str, Any]) -> "ReaderFactory":
     endpoint = endpoint_of(url, options)
     from ropecli.evaluation.readers.endpoint import EndpointReaderFactory
 
-    return EndpointReaderFactory(endpoint, in_flight=options["requests"] or 16)
+    return EndpointReaderFactory(endpoint, batch_size=options["requests"] or 16)

@@ -1,6 +1,6 @@
 """A server with OpenAI's completions API (vLLM, llama-server, SGLang), asked with token ids."""
 
-import json
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ from functools import cache, cached_property
 from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar
 
 import httpx
-from annotated_types import Ge, Interval, MinLen
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError
+from annotated_types import Ge, MinLen
+from pydantic import AfterValidator, Field, Strict, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
@@ -33,10 +33,6 @@ LogProbability = Annotated[
 ]
 """Nats. Logits minus their log-sum may round to slightly above 0; vLLM gives -9999 for what is impossible."""
 _TokenId = Annotated[int, Strict(), Ge(0)]
-_Length = Annotated[
-    int | None, BeforeValidator(lambda value: value if type(value) is int and value > 0 else None)  # true is an int
-]
-"""Tokens. What cannot be a length says nothing: the server refuses what is too long."""
 
 
 class _Entry(TypedDict):
@@ -61,31 +57,19 @@ class Choice(TypedDict):
     logprobs: NotRequired[LogProbabilities | None]
 
 
-class _Usage(TypedDict, total=False):
-    completion_tokens: Annotated[int, Interval(ge=0)] | None
-
-
 class _Completion(TypedDict):
     choices: Annotated[list[Choice], MinLen(1)]
-    usage: NotRequired[_Usage | None]
+    usage: NotRequired[dict[str, Any] | None]
 
 
 class _Model(TypedDict):
     id: str
     owned_by: NotRequired[str | None]
-    max_model_len: NotRequired[_Length]
+    max_model_len: NotRequired[int | None]
 
 
 class _Models(TypedDict):
     data: Annotated[list[_Model], MinLen(1)]
-
-
-class _Context(TypedDict):
-    n_ctx: _Length
-
-
-class _LlamaServer(TypedDict):
-    default_generation_settings: _Context
 
 
 _Answer = TypeVar("_Answer")
@@ -226,21 +210,16 @@ class Endpoint:
             fault = f"does not serve {name!r}" if name else "serves several models; choose one with --served-name"
             raise EndpointError(f"{self.url} {fault}. Served: {self._quote(', '.join(models))}.")
         model, self._model_id = models[name], name
-        longest = model.get("max_model_len") or self._context_of_llama_server()
+        longest = model.get("max_model_len")
+        if not longest:
+            with contextlib.suppress(EndpointError, LookupError, TypeError):  # llama-server tells it elsewhere
+                longest = self._ask("GET", "/props", dict[str, Any])["default_generation_settings"]["n_ctx"]
         return ServedModel(self._hidden(name), self._hidden(str(model.get("owned_by"))), longest)
-
-    def _context_of_llama_server(self) -> int | None:
-        try:
-            return self._ask("GET", "/props", _LlamaServer)["default_generation_settings"]["n_ctx"]
-        except EndpointError:
-            return None
 
     def _ask(self, method: str, path: str, kind: type[_Answer], **content: Any) -> _Answer:
         """Send a request; repeat it with growing pauses while the server is busy or loses the connection."""
-        attempt = 0
-        while True:
-            attempt += 1
-            last, pause = attempt == _ATTEMPTS, _PAUSE * 2 ** (attempt - 1)
+        for attempt in range(_ATTEMPTS):
+            last, pause = attempt + 1 == _ATTEMPTS, _PAUSE * 2**attempt
             try:
                 response = self._client.request(method, path, **content)
             except httpx.TimeoutException:
@@ -255,14 +234,15 @@ class Endpoint:
                         "the address."
                     ) from None
             else:
-                if response.status_code not in _BUSY or last:
-                    return self._read(response, path, kind)
+                if last or response.status_code not in _BUSY:
+                    break
                 seconds = response.headers.get("Retry-After", "")
                 pause = min(float(seconds), _LONGEST_WAIT) if seconds.isdecimal() else pause
             if time.monotonic() > self._quiet_until:  # of many requests in flight, one says it
                 self._quiet_until = time.monotonic() + pause
                 say(f"{self.url} is busy; asking again in {pause:g} seconds.")
             time.sleep(pause)
+        return self._read(response, path, kind)
 
     def _read(self, response: httpx.Response, path: str, kind: type[_Answer]) -> _Answer:
         status, body = response.status_code, response.content
@@ -300,10 +280,8 @@ class Endpoint:
         return shortened(" ".join(self._hidden(text).split()), 300)
 
     def _hidden(self, text: str) -> str:
-        """The text without the key, as it is or as JSON writes it. A server may give it back as any of its names."""
-        for key in filter(None, (self._key, json.dumps(self._key)[1:-1])):
-            text = text.replace(key, "***")
-        return text
+        """The text without the key. A server may give it back as any of its names."""
+        return text.replace(self._key, "***") if self._key else text
 
 
 def logprobs_of(choice: Choice) -> dict[str, Any]:

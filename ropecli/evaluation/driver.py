@@ -6,10 +6,9 @@ makes the cells of a report from all scores.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -179,16 +178,20 @@ def score_samples(
     if store.folder:
         _refuse_another_model(reader, store, longest)
     samples, done = task.samples(one_pass=not reader.follows_length), store.values(part)
-    share = workers.share(samples)
+    share = samples[workers.rank :: workers.count]
     unread = [
         batch for batch in batches(share, lambda sample: sample[:-1], reader.batch_size) if not done.keys() >= {*batch}
     ]
     work = task.work(chain(*unread)) if progress else {}
     with progress.job(bar, reader, work) if progress else contextlib.nullcontext():
-        for batch, scores in _scored(task, reader, unread, progress):
-            for sample, value in zip(batch, scores, strict=True):
+        for batch in unread:
+            if progress:
+                progress.begin(task.pass_length(batch[0]), sum(map(task.tokens, batch)))
+            for sample, value in zip(batch, task.score(reader, batch), strict=True):
                 store.add(part, sample, value)
-    store.add(part, _READER, reader.properties())
+    dtype, device = reader.dtype_and_device()
+    read = {"dtype": dtype, "device": device, "chunk": reader.chunk, "follows_length": reader.follows_length}
+    store.add(part, _READER, read)
     values = workers.gather({sample: done[sample] for sample in share})
     return {sample: values[sample] for sample in samples}
 
@@ -204,62 +207,54 @@ def _refuse_another_model(reader: Reader, store: Store, ids: np.ndarray) -> None
         )
 
 
-def _scored(
-    task: Task, reader: Reader, unread: Sequence[Sequence[SampleId]], progress: Progress | None
-) -> Iterator[tuple[Sequence[SampleId], list[Any]]]:
-    """Each batch and its scores, as they come; `in_flight` at a time."""
-
-    def score(batch: Sequence[SampleId]) -> tuple[Sequence[SampleId], list[Any]]:
-        with reader.task_lock():
-            return batch, task.score(reader, batch)
-
-    if reader.in_flight == 1:
-        for batch in unread:
-            if progress:
-                progress.begin(task.pass_length(batch[0]), sum(map(task.tokens, batch)))
-            yield score(batch)
-        return
-    if progress and unread:  # of several lengths at the same time
-        work = task.work(chain(*unread))
-        progress.begin(max(work), sum(work.values()))
-    with ThreadPool(reader.in_flight) as pool:  # its threads keep no process from ending while they wait for a server
-        yield from pool.imap_unordered(score, unread)
-
-
-def collect(
+def make_reports(
     jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers = ALONE
-) -> Iterator[tuple[Job, Values, dict[str, Any]]]:
-    """Yield the values of each job, with the reader's properties. One model in memory at a time.
+) -> list[Report]:
+    """The reports of all jobs, with one model in memory at a time. Those of recall refer to the first one.
 
     output: where the result will be written; progress is saved next to it, and an earlier run of the same request is
-    resumed. Raises RecipeError for a different request, OutputError if another run uses it or it cannot be written.
+    resumed. Raises RecipeError for a different request, OutputError if another run uses it or it cannot be written; and
+    the errors of measure_job.
     """
     factory.check([job.subject for job in jobs])
-    tasks = {id(job.task): job.task for job in jobs}
-    requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, and prompts are made
-    request = {
-        "jobs": [{**job.subject.identity._asdict(), "tasks": [requests[id(job.task)]]} for job in jobs],
-        **factory.request(),
-    }
-    parts = [f"{number}.0" for number in range(len(jobs))]  # job and task: states hold a list of tasks per job
-    state = open_state(output, request, workers.rank) if output else contextlib.nullcontext()
+    state: contextlib.AbstractContextManager[Path | None] = contextlib.nullcontext()
+    if output:
+        tasks = {id(job.task): job.task for job in jobs}
+        requests = {key: task.request() for key, task in tasks.items()}  # once: scalings share tasks, prompts are made
+        measured = [{**job.subject.identity._asdict(), "task": requests[id(job.task)]} for job in jobs]
+        state = open_state(output, {"jobs": measured, **factory.request()}, workers.rank)
+    reports: list[Report] = []
+    reference: Reference | None = None
     with interruptible(output), state as folder:
         store = Store(folder, workers.rank)
-        unread = [store.unread(job.task, part) for part, job in zip(parts, jobs, strict=True)]
+        unread = [store.unread(job.task, str(number)) for number, job in enumerate(jobs)]
         advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
         shares = [{length: tokens / workers.count for length, tokens in work.items()} for work in unread]
         progress = Progress(shares, advice)
         several = len({id(job.subject.checkpoint) for job in jobs}) > 1
         with progress.shown():
-            for number, (part, job) in enumerate(zip(parts, jobs, strict=True), 1):
+            for number, job in enumerate(jobs):
                 subject, label = job.subject, job.subject.label
-                parts_of_name = [subject.checkpoint.name] * (label == "none" or several) + [label] * (label != "none")
-                bar = ", ".join(parts_of_name) + f" ({number} of {len(jobs)})" * (len(jobs) > 1)
-                scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
-                yield job, *read_job(job, factory, store, part, progress, bar, workers, scalings)
+                names = [subject.checkpoint.name] * (label == "none" or several) + [label] * (label != "none")
+                bar = ", ".join(names) + f" ({number + 1} of {len(jobs)})" * (len(jobs) > 1)
+                scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is subject.checkpoint]
+                try:
+                    report = measure_job(job, factory, store, str(number), progress, bar, workers, scalings)
+                except NotFiniteError as error:
+                    if not job.optional:
+                        raise
+                    warn(f"{subject.checkpoint.name} was not measured: {error}")
+                    continue
+                try:
+                    reference = reference or report.as_reference()
+                except DataError:
+                    remove_state(output)  # the same command would end so again
+                    raise
+                reports.append(replace(report, reference=reference))
+    return reports
 
 
-def read_job(
+def measure_job(
     job: Job,
     factory: ReaderFactory,
     store: Store,
@@ -268,64 +263,37 @@ def read_job(
     bar: str,
     workers: Workers = ALONE,
     scalings: Sequence[Subject] = (),
-) -> tuple[Values, dict[str, Any]]:
-    """The values of a job, the next that `progress` expects, with the reader's properties.
+) -> Report:
+    """The report of a job, the next that `progress` expects; of recall, without a reference.
 
-    If an earlier run has saved them all, no model is loaded. scalings: see ReaderFactory.open. Other arguments and
-    errors: see score_samples.
+    If an earlier run has saved all values, no model is loaded. scalings: see ReaderFactory.open. Other arguments: see
+    score_samples. Raises NotFiniteError, DataError, and the errors of score_samples.
     """
-    task, done = job.task, store.values(part)
+    task, subject, done = job.task, job.subject, store.values(part)
     samples = task.samples(one_pass=not done[_READER]["follows_length"]) if _READER in done else []
     has_all = bool(samples) and all(sample in done for sample in samples)
     if all(workers.gather({workers.rank: has_all}).values()):  # another process may have seen the files earlier
         progress.skip()
-        return {sample: done[sample] for sample in samples}, done[_READER]
-    with factory.open(job.subject, job.tokenizer, scalings) as reader:
-        values = score_samples(task, reader, store, part, workers, progress, bar)
-    return values, done[_READER]
-
-
-def make_reports(
-    jobs: Sequence[Job], factory: ReaderFactory, output: Path | None = None, workers: Workers = ALONE
-) -> list[Report]:
-    """The reports of all jobs. Those of recall refer to the first one.
-
-    Arguments and errors: see `collect`; and NotFiniteError, DataError.
-    """
-    reports: list[Report] = []
-    reference: Reference | None = None
-    for job, values, reader in collect(jobs, factory, output, workers):
-        try:
-            report = report_of(job, values, reader, factory, workers.count)
-        except NotFiniteError as error:
-            if not job.optional:
-                raise
-            warn(f"{job.subject.checkpoint.name} was not measured: {error}")
-            continue
-        try:
-            reference = reference or report.as_reference()
-        except DataError:
-            remove_state(output)  # the same command would end so again
-            raise
-        reports.append(replace(report, reference=reference))
-    return reports
-
-
-def report_of(
-    job: Job, values: Values, reader: Mapping[str, Any], factory: ReaderFactory, processes: int = 1
-) -> Report:
-    """The report of a job; recall without a reference. reader: its properties. Raises NotFiniteError, DataError."""
-    task = job.task
-    settings = {**task.settings, "chunk": reader["chunk"], **factory.settings, "processes": processes}
-    documents = task.documents or Documents((), 0)
+        values = {sample: done[sample] for sample in samples}
+    else:
+        with factory.open(subject, job.tokenizer, scalings) as reader:
+            values = score_samples(task, reader, store, part, workers, progress, bar)
+    read, documents = done[_READER], task.documents or Documents((), 0)
     return KINDS[task.name](
         task=task.name,
-        **job.subject.report_fields(),
+        checkpoint=subject.checkpoint.name,
+        **subject.identity._asdict(),
+        method=subject.spec.method.name,
+        factor=subject.spec.factor,
+        params=dict(subject.spec.params),
+        in_memory=subject.plan is not None,
+        original_max_position_embeddings=subject.positions.pretraining_length,
+        context_length=subject.positions.context_length,
         source=task.source,
-        dtype=reader["dtype"],
-        device=reader["device"],
+        dtype=read["dtype"],
+        device=read["device"],
         command=list(command_line.get()),
-        settings=settings,
+        settings={**task.settings, "chunk": read["chunk"], **factory.settings, "processes": workers.count},
         fingerprint=task.fingerprint(values),
         cells=task.cells(values),
         too_short=documents.too_short,

@@ -80,6 +80,7 @@ class RecallReport(Report):
 
     kind = "recall"
     note = RECALL_NOTE
+    reference: Reference
 
     @property
     def measured_by(self) -> str:
@@ -90,18 +91,11 @@ class RecallReport(Report):
 
     @property
     def meaning(self) -> str:
-        reference = self._reference
-        where = f"at {reference.near.length} tokens in {clean(reference.name)}"
+        where = f"at {self.reference.near.length} tokens in {clean(self.reference.name)}"
         return f"Recall 1: as good as a near copy {where}. 0: no better than there without the passage."
 
     def arm(self, name: str, length: int) -> Cell:
         return next(cell for cell in self.cells_at(length) if cell.task == name)
-
-    @property
-    def _reference(self) -> Reference:
-        if self.reference is None:
-            raise RopecliError(f"The recall of {self.checkpoint} has no reference.")
-        return self.reference
 
     def words(self, length: int) -> str:
         return recall_words(self.recall(length))
@@ -112,7 +106,7 @@ class RecallReport(Report):
         return loss_difference(self.arm("absent", length), far, far.weights)
 
     def recall(self, length: int) -> Change:
-        return self._reference.recall(self.arm("far", length))
+        return self.reference.recall(self.arm("far", length))
 
     def reads_to(self, least: float = 0.0) -> int | None:
         """The longest length, with all shorter ones, where far gain and recall are certain: above 0 and `least`."""
@@ -147,7 +141,7 @@ class RecallReport(Report):
         return self.recall(length).change
 
     def change_from(self, base: Any, length: int) -> Change:
-        return loss_difference(base.arm("far", length), self.arm("far", length), self._reference.gains)
+        return loss_difference(base.arm("far", length), self.arm("far", length), self.reference.gains)
 
     def columns(self, length: int) -> dict[str, str]:
         far, absent = self.arm("far", length), self.arm("absent", length)

@@ -14,7 +14,6 @@ from itertools import chain, islice
 
 import numpy as np
 
-from ropecli.data.sources import DEMO, DEMO_TRAIN
 from ropecli.errors import DataError
 from ropecli.evaluation.prompt_pieces import Frame, Haystack, PieceTokenizer, TokenIds
 from ropecli.hashing import digest
@@ -29,8 +28,6 @@ _LOWEST_KEY, _HIGHEST_KEY = 10_000, 99_999
 KEY_COUNT = _HIGHEST_KEY - _LOWEST_KEY + 1
 _SAMPLE = 32
 """Keys sampled to find the most common form."""
-_TRIES = 10_000
-"""Keys searched for that form, before keys of other forms are taken."""
 _NUMBER = re.compile("(?=([1-9][0-9]{4}))")
 
 
@@ -65,11 +62,6 @@ STYLES = {
 }
 
 
-def default_style(source: str) -> str:
-    """The style for this data: code for the demo text, else prose."""
-    return "code" if source in (DEMO, DEMO_TRAIN) else "prose"
-
-
 @dataclass(frozen=True)
 class Prompt:
     """ids: shape (tokens,), int64, without the answer. candidates: the texts to rank, the true key first.
@@ -100,18 +92,6 @@ class RetrievalPrompts:
     num_candidates: int = 10
     seed: int = 0
     frame: Frame | None = None
-
-    def check_room(self, length: int, depths: Sequence[float], samples: int) -> None:
-        """Raise DataError for a length that is too short for some prompt, naming one that fits all of them."""
-        least = length
-        # prompts of another length have other names and keys, which may take more tokens
-        while (needed := self.most_tokens(least, depths, samples)) > least:
-            least = needed
-        if least > length:
-            raise DataError(
-                f"A prompt of {length} tokens is too short for its introduction, needle and question. Set --lengths "
-                f"to at least {least}."
-            )
 
     def most_tokens(self, length: int, depths: Sequence[float], samples: int) -> int:
         """Tokens of the longest prompt without its haystack. Other names and keys never take twice as many."""
@@ -178,13 +158,12 @@ def draw_keys(rng: np.random.Generator, taken: set[str], form_of: Callable[[str]
     sample = list(islice(free, _SAMPLE))
     common = Counter(map(form_of, sample)).most_common(1)[0][0] if sample else None
     rare = []
-    for key in chain(sample, islice(free, _TRIES)):
+    for key in chain(sample, free):
         if form_of(key) == common:
             yield key
         else:
             rare.append(key)
     yield from rare
-    yield from free
     raise DataError(
         f"Too few numbers of five digits are left for keys: {len(taken)} of {KEY_COUNT} appear in the text. Use "
         "another --data, or shorter --lengths."

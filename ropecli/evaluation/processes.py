@@ -3,17 +3,16 @@
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import distributed
 
 from ropecli.errors import RopecliError, reason_of
 from ropecli.ranks import read_ranks
 
-_T = TypeVar("_T")
 _PATIENCE = timedelta(days=7)
 """Timeout of a finished process that waits for the others."""
 # How gloo and NCCL report a broken connection. gloo's internal errors ("[enforce fail at ...") do not match.
@@ -30,10 +29,6 @@ class Workers:
     @property
     def first(self) -> bool:
         return self.rank == 0
-
-    def share(self, items: Sequence[_T]) -> list[_T]:
-        """Return this process's part of the items."""
-        return list(items[self.rank :: self.count])
 
     def gather(self, items: dict[Any, Any]) -> dict[Any, Any]:
         """Return the items of all processes, in each process."""

@@ -89,17 +89,14 @@ class Progress:
         self._length, self._batch = length, tokens
         self._now[length] = max(0, self._now[length] - tokens)  # type: ignore[assignment]
 
-    def seconds_left(self) -> float:
-        work = sum([self._now, *self._later], Counter({self._length: self._batch}))  # type: ignore[dict-item]
-        return sum(tokens * self._speed.seconds_per_token(length) for length, tokens in work.items())
-
     def _advance(self, tokens: float) -> None:
         now = time.monotonic()
         self._batch = max(0.0, self._batch - tokens)
         if self._last is not None:  # reading, without loading
             self._spent += now - self._last
             self._speed.add(self._length, tokens, now - self._last)
-            left = self.seconds_left()
+            work = sum([self._now, *self._later], Counter({self._length: self._batch}))  # type: ignore[dict-item]
+            left = sum(tokens * self._speed.seconds_per_token(length) for length, tokens in work.items())
             self._step(done=self._spent / (self._spent + left) if left else 1, left=left)
             if not self._said and self._spent > _SECONDS_BEFORE_ESTIMATE and left > 3600:
                 self._said = True

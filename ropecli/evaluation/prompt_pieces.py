@@ -1,22 +1,19 @@
 """The pieces of prompts, as tokens: of a longer text, of a chat template, and the text around a needle."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ropecli.data.documents import encode, special_tokens
+from ropecli.data.documents import encode, special_tokens, tokenize
 from ropecli.errors import DataError, reason_of
-from ropecli.hashing import digest
 from ropecli.signature import token_count
 
 TokenIds = tuple[int, ...]
 
 _MAX_TOKENS = 2**20
 """Tokens kept of a source. Independent of the lengths, so that the same seed gives the same text."""
-_CHARACTERS = 2**18
-"""Characters tokenized at once."""
 _MARK = "ROPECLI-MESSAGE"
 THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
 _SWITCHES = ("enable_thinking", "thinking")
@@ -78,7 +75,6 @@ class PieceTokenizer:
         self.tokenizer = tokenizer
         self.prefix = special_tokens(tokenizer).prefix
         self._line_break = self.opening("\n")
-        self._known: dict[str, TokenIds] = {}
 
     def opening(self, text: str) -> TokenIds:
         """Tokens of a piece at the beginning of the text."""
@@ -92,13 +88,13 @@ class PieceTokenizer:
         """Tokens of a piece after others. On its own, SentencePiece would put a space before it."""
         return self.each_inside([text])[0]
 
-    def each_inside(self, texts: Sequence[str], *, keep: bool = False) -> list[TokenIds]:
-        """The same for several pieces in one call, which is much faster. keep: the tokens for the next call."""
-        known, before = self._known if keep else dict[str, TokenIds](), self._line_break
-        new = [text for text in dict.fromkeys(texts) if text not in known]
-        for text, ids in zip(new, self._encoded([f"\n{text}" for text in new]) if new else [], strict=True):
-            known[text] = ids[len(before) :] if ids[: len(before)] == before else self.opening(text)
-        return [known[text] for text in texts]
+    def each_inside(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The same for several pieces in one call, which is much faster."""
+        before, encoded = self._line_break, self._encoded([f"\n{text}" for text in texts]) if texts else []
+        return [
+            ids[len(before) :] if ids[: len(before)] == before else self.opening(text)
+            for text, ids in zip(texts, encoded, strict=True)
+        ]
 
     def _encoded(self, texts: Sequence[str]) -> list[TokenIds]:
         encoded = encode(self.tokenizer, list(texts), add_special_tokens=False, return_attention_mask=False)
@@ -115,9 +111,6 @@ class Haystack:
     ids: np.ndarray
     anywhere: bool
 
-    def fingerprint(self) -> str:
-        return digest(self.ids)
-
     def stretch(self, tokens: int, rng: np.random.Generator) -> np.ndarray:
         """Shape (tokens,), int64."""
         start = int(rng.integers(len(self.ids))) if self.anywhere else 0
@@ -133,33 +126,14 @@ def repeat_sentences(sentences: str, pieces: PieceTokenizer, tokens: int) -> Hay
 def read_haystack(
     texts: Iterable[tuple[str, str]], pieces: PieceTokenizer, advance: Callable[[], None] = lambda: None
 ) -> Haystack:
-    """Read the documents of a source, joined by empty lines, up to 2**20 tokens. Raises DataError if there are none.
-
-    Long documents are tokenized in pieces. The pieces depend only on the document, so the same source always gives the
-    same tokens: each has up to 2**18 characters and ends before the last space or line break among them, if any.
-    """
+    """Read the documents of a source, joined by empty lines, up to 2**20 tokens. Raises DataError if there are none."""
     ids: list[int] = []
-    between = pieces.inside("\n\n")
-    for _, text in texts:
-        ids += between if ids else ()
-        for index, piece in enumerate(_cut(text)):
-            ids += pieces.inside(piece) if index else pieces.opening(piece)
-            if len(ids) >= _MAX_TOKENS:
-                break
+    special, between = special_tokens(pieces.tokenizer), pieces.inside("\n\n")
+    for document in tokenize(texts, pieces.tokenizer, enough=_MAX_TOKENS):
+        ids += [*(between if ids else ()), *special.bare(document.ids).tolist()]
         advance()
         if len(ids) >= _MAX_TOKENS:
             break
     if not ids:
         raise DataError("The source is empty. Set --data to a source with text.")
     return Haystack(np.array(ids[:_MAX_TOKENS], dtype=np.int64), anywhere=True)
-
-
-def _cut(text: str) -> Iterator[str]:
-    start = 0
-    while start < len(text):
-        stop = start + _CHARACTERS
-        if stop < len(text):
-            space = max(text.rfind(" ", start + 1, stop), text.rfind("\n", start + 1, stop))
-            stop = space if space > 0 else stop
-        yield text[start:stop]
-        start = stop

@@ -4,13 +4,14 @@ import json
 import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Interval, Len
+from pydantic import TypeAdapter
 
 from ropecli.atomic import new_file
 from ropecli.checkpoint.identity import Identity
@@ -35,7 +36,6 @@ SCHEMA_VERSION = 5
 """Schema of all files of reports. Others are refused."""
 ARMS = ("absent", "far", "near")
 """The tasks of the cells of recall, see evaluation/tasks/recall.py."""
-Positive = Annotated[float, Interval(gt=0, le=1e12)]
 
 
 def environment() -> dict[str, str]:
@@ -234,7 +234,7 @@ class Report:
     weights: str
     scaling: str
     method: str
-    factor: Positive
+    factor: Annotated[float, Interval(gt=0, le=1e12)]
     params: dict[str, Any]
     in_memory: bool
     original_max_position_embeddings: TokenCount
@@ -385,15 +385,9 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The fields, and what follows from them."""
         value = {"kind": self.kind, **asdict(self)}
-        value["cells"] = [*map(_without_defaults, value["cells"])]
+        value["cells"] = TypeAdapter(list[Cell]).dump_python(self.cells, exclude_defaults=True)
         value["rows"] = [{"length": length, **self.row(length)} for length in self.lengths]
         return value | self.summary()
-
-
-def _without_defaults(cell: dict[str, Any]) -> dict[str, Any]:
-    defaults = {entry.name: entry.default for entry in fields(Cell)}
-    kept = {key: value for key, value in cell.items() if value != defaults[key]}
-    return kept | ({"by_class": [*map(_without_defaults, cell["by_class"])]} if cell["by_class"] else {})
 
 
 def write_report(path: Path, value: Any) -> None:

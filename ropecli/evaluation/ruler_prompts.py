@@ -12,36 +12,38 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ropecli.errors import DataError
 from ropecli.evaluation.needle_prompts import PASSKEY_FILLER
 from ropecli.evaluation.prompt_pieces import Frame, PieceTokenizer, TokenIds
-from ropecli.evaluation.ruler_tasks import (
-    NEEDLE,
-    SMALL,
-    CommonWords,
-    Essay,
-    FrequentWords,
-    ListSize,
-    Needles,
-    RulerTask,
-    Variables,
-    Wording,
-    word_list,
-)
+from ropecli.evaluation.ruler_tasks import NEEDLE, Essay, Needles, RulerTask, Wording, word_list
 
 CANDIDATES = 10
 """Candidates per true answer in the mode rank, so that guessing scores 1/10."""
 _DEPTHS = np.round(np.linspace(0, 100, 40)).astype(int)
 """Depths of needles in an essay, percent."""
-_EXAMPLE_LINES, _EXAMPLE_TOKENS = 5, 500
-"""Lines of noise in the example of variable tracking, at least, and its tokens, at most."""
+_VARIABLES, _EXAMPLE_LINES, _EXAMPLE_TOKENS = 5, 5, 500
+"""Variables of a chain, lines of noise in the solved example at least, and its tokens at most."""
+_COMMON, _FREQUENT, _LETTERS = 10, 3, 6
+"""Common words, and frequent coded words, to find; letters of a coded word."""
 _ZETA_2 = np.pi**2 / 6
 _UPPER, _LOWER = np.array(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ")), np.array(list("abcdefghijklmnopqrstuvwxyz"))
 Generator = np.random.Generator
+
+
+class _ListSize(NamedTuple):
+    """in_list: how often a common and another word appear. example: words of the solved one. in_example: as in_list."""
+
+    in_list: tuple[int, int]
+    example: int
+    in_example: tuple[int, int]
+
+
+_SIZES = _ListSize((30, 3), 40, (10, 3)), _ListSize((6, 1), 20, (3, 1))
+"""RULER's two; in prompts below 4,096 tokens, only the smaller."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,9 @@ class PromptMaker:
         """Raises DataError for a length that is too short for the task."""
         rng = np.random.default_rng((self.seed, zlib.crc32(task.name.encode()), length, index))
         draft = _RulerDraft(self, task, length, rng)
-        match task:
-            case Needles():
-                return _needles(draft, task)
-            case Variables():
-                return _variables(draft, task)
-            case CommonWords():
-                return _common_words(draft, task)
-        assert isinstance(task, FrequentWords)
-        return _frequent_words(draft, task)
+        if isinstance(task, Needles):
+            return _needles(draft, task)
+        return {"vt": _variables, "cwe": _common_words, "fwe": _frequent_words}[task.name](draft)
 
 
 class _RulerDraft:
@@ -217,9 +213,12 @@ def _insert(context: list[Any], places: np.ndarray, pieces: Sequence[Any]) -> No
         context.insert(place, piece)
 
 
-def _variables(draft: _RulerDraft, task: Variables) -> RulerPrompt:
-    """Begins with a solved example: variables of three letters in five lines of noise, or up to 500 tokens in RULER."""
-    rng, count = draft.rng, task.hops + 1
+def _variables(draft: _RulerDraft) -> RulerPrompt:
+    """A chain of variable assignments in noise.
+
+    Begins with a solved example: variables of three letters in five lines of noise, or up to 500 tokens in RULER.
+    """
+    rng, count = draft.rng, _VARIABLES
 
     def assignments(letters: int) -> tuple[list[str], list[str], Wording]:
         """The variables, their lines, and the text around these."""
@@ -245,44 +244,47 @@ def _variables(draft: _RulerDraft, task: Variables) -> RulerPrompt:
     return draft.finish(context, names, wrong)
 
 
-def _common_words(draft: _RulerDraft, task: CommonWords) -> RulerPrompt:
-    """The larger of RULER's two sizes that fits. Once all words are in the list, pairs like RULER's keys follow."""
-    for size in task.sizes if draft.length >= SMALL else task.sizes[-1:]:
-        if prompt := _words_of_size(draft, task, size):
+def _common_words(draft: _RulerDraft) -> RulerPrompt:
+    """A numbered list in which some words are more frequent than others. Begins with a solved example.
+
+    Of the larger of RULER's two sizes that fits. Once all words are in the list, pairs like RULER's keys follow.
+    """
+    for size in _SIZES if draft.length >= 4096 else _SIZES[1:]:
+        if prompt := _words_of_size(draft, size):
             return prompt
     raise draft.too_short()
 
 
-def _words_of_size(draft: _RulerDraft, task: CommonWords, size: ListSize) -> RulerPrompt | None:
-    rng, tokenizer, wording = draft.rng, draft.tokenizer, task.wording
+def _words_of_size(draft: _RulerDraft, size: _ListSize) -> RulerPrompt | None:
+    rng, tokenizer, wording = draft.rng, draft.tokenizer, draft.task.wording
     known = sorted({word for kind in ("nouns", "adjectives", "verbs") for word in word_list(kind)})
     words = [known[index] for index in rng.permutation(len(known))]
-    listed, common = _list_of_words(rng, words[: size.example], task.num_common, *size.in_example)
+    listed, common = _list_of_words(rng, words[: size.example], *size.in_example)
     example, answer = (
         " ".join(f"{number}. {word}" for number, word in enumerate(group, 1)) for group in (listed, common)
     )
     solved = f"{wording.head}{example}{wording.tail}{wording.answer} {answer}\n"
     room = draft.frame(Wording(solved + wording.head, wording.tail, wording.answer))
     words = words[size.example :]
-    ids = dict(zip(words, tokenizer.each_inside([f" {word}" for word in words], keep=True), strict=True))
-    while (count := _most_words(draft, [*map(len, ids.values())], task.num_common, size, room)) == len(ids):
+    ids = dict(zip(words, tokenizer.each_inside([f" {word}" for word in words]), strict=True))
+    while (count := _most_words(draft, [*map(len, ids.values())], size, room)) == len(ids):
         pairs = draft.fresh(lambda: _text_of("words", rng), len(ids), ids)
         # an answer with such a pair would seem to have the common word
-        pairs = [pair for pair in pairs if not any(word.lower() in pair.lower() for word in words[: task.num_common])]
+        pairs = [pair for pair in pairs if not any(word.lower() in pair.lower() for word in words[:_COMMON])]
         ids.update(zip(pairs, tokenizer.each_inside([f" {pair}" for pair in pairs]), strict=True))
-    if count < 2 * task.num_common:
+    if count < 2 * _COMMON:
         return None
     used = list(ids)[:count]
-    listed, common = _list_of_words(rng, used, task.num_common, *size.in_list)
+    listed, common = _list_of_words(rng, used, *size.in_list)
     numbers = _entry_numbers(draft, len(listed))
     context = [piece for number, word in zip(numbers, listed, strict=True) for piece in (number, ids[word])]
-    return draft.finish(context, common, used[task.num_common :][: (CANDIDATES - 1) * task.num_common])
+    return draft.finish(context, common, used[_COMMON:][: (CANDIDATES - 1) * _COMMON])
 
 
-def _most_words(draft: _RulerDraft, tokens: Sequence[int], num_common: int, size: ListSize, room: int) -> int:
+def _most_words(draft: _RulerDraft, tokens: Sequence[int], size: _ListSize, room: int) -> int:
     """Return the number of words, from the first on, whose list fits. tokens: of each word."""
     often, seldom = size.in_list
-    repeats = np.array([often] * num_common + [seldom] * (len(tokens) - num_common))
+    repeats = np.array([often] * _COMMON + [seldom] * (len(tokens) - _COMMON))
     word_tokens = (repeats * tokens).cumsum()
     entries = repeats.cumsum()
     entries = entries[entries <= max(0, room)]  # an entry has at least one token
@@ -293,39 +295,38 @@ def _most_words(draft: _RulerDraft, tokens: Sequence[int], num_common: int, size
 
 def _entry_numbers(draft: _RulerDraft, count: int) -> list[TokenIds]:
     """The numbers of a list, with the space before each but the first."""
-    return draft.tokenizer.each_inside([f" {number}."[number == 1 :] for number in range(1, count + 1)], keep=True)
+    return draft.tokenizer.each_inside([f" {number}."[number == 1 :] for number in range(1, count + 1)])
 
 
-def _list_of_words(
-    rng: Generator, words: list[str], num_common: int, often: int, seldom: int
-) -> tuple[list[str], list[str]]:
-    """The words in random order, the first `num_common` more often. Returns the list and the common words."""
-    repeated = words[:num_common] * often + words[num_common:] * seldom
-    return [repeated[index] for index in rng.permutation(len(repeated))], words[:num_common]
+def _list_of_words(rng: Generator, words: list[str], often: int, seldom: int) -> tuple[list[str], list[str]]:
+    """The words in random order, the common ones more often. Returns the list and the common words."""
+    repeated = words[:_COMMON] * often + words[_COMMON:] * seldom
+    return [repeated[index] for index in rng.permutation(len(repeated))], words[:_COMMON]
 
 
-def _frequent_words(draft: _RulerDraft, task: FrequentWords) -> RulerPrompt:
-    rng = draft.rng
+def _frequent_words(draft: _RulerDraft) -> RulerPrompt:
+    """Coded words whose frequencies follow a zeta distribution with an exponent of 2."""
+    rng, task = draft.rng, draft.task
     size = max(10, (draft.length - task.generated) // 50)
-    coded = draft.fresh(lambda: "".join(rng.choice(_LOWER, task.letters)), size - 1, ())
+    coded = draft.fresh(lambda: "".join(rng.choice(_LOWER, _LETTERS)), size - 1, ())
     words = ["...", *coded]  # the most frequent is noise
     room = draft.frame(task.wording)
     ids = draft.tokenizer.each_inside([f" {word}" for word in words])
     tokens = np.array([len(piece) for piece in ids])
-    shares = np.arange(1, size + 1) ** -task.alpha / _ZETA_2
+    shares = np.arange(1, size + 1) ** -2.0 / _ZETA_2
     low, high = 0, 2 * room
     while low < high:  # the most words that fit
         middle = (low + high + 1) // 2
         fits = ((middle * shares).astype(int) * tokens).sum() <= room
         low, high = (middle, high) if fits else (low, middle - 1)
     counts = (low * shares).astype(int)
-    if counts[task.num_frequent] <= counts[task.num_frequent + 1]:
+    if counts[_FREQUENT] <= counts[_FREQUENT + 1]:
         raise draft.too_short()
     which = rng.permutation(np.repeat(np.arange(size), counts))
     context = [ids[index] for index in which]
     noise = (room - sum(map(len, context))) // len(ids[0])
     return draft.finish(
         [*context, *[ids[0]] * noise],
-        words[1 : 1 + task.num_frequent],
-        words[1 + task.num_frequent :][: (CANDIDATES - 1) * task.num_frequent],
+        words[1 : 1 + _FREQUENT],
+        words[1 + _FREQUENT :][: (CANDIDATES - 1) * _FREQUENT],
     )

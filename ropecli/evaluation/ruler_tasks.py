@@ -21,8 +21,6 @@ _LONGEST_SENTENCE = 100
 """Words; longer sentences, as in source code, are cut."""
 Words = Literal["numbers", "words", "uuids"]
 NEEDLE = "One of the special magic {values} for {key} is: {value}."
-SMALL = 4096
-"""Below this length, the lists of common words are smaller, as in RULER's code."""
 
 
 @dataclass(frozen=True)
@@ -56,42 +54,6 @@ class Needles(RulerTask):
     num_keys: int = 1
     num_values: int = 1
     num_queries: int = 1
-
-
-@dataclass(frozen=True)
-class Variables(RulerTask):
-    """A chain of variable assignments in noise. hops: assignments after the first. Begins with a solved example."""
-
-    hops: int = 4
-
-
-@dataclass(frozen=True)
-class ListSize:
-    """Sizes of a list. in_list: how often a common and another word appear. example, in_example: of the solved one."""
-
-    in_list: tuple[int, int]
-    example: int
-    in_example: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class CommonWords(RulerTask):
-    """A numbered list in which ten words are more frequent than the others. Begins with a solved example.
-
-    num_common: the ten. sizes: the second one below 4,096 tokens, and wherever the first does not fit.
-    """
-
-    num_common: int = 10
-    sizes: tuple[ListSize, ...] = (ListSize((30, 3), 40, (10, 3)), ListSize((6, 1), 20, (3, 1)))
-
-
-@dataclass(frozen=True)
-class FrequentWords(RulerTask):
-    """Coded words whose frequencies follow a zeta distribution. The three most frequent are asked for."""
-
-    alpha: float = 2.0
-    letters: int = 6
-    num_frequent: int = 3
 
 
 _NEEDLES = Wording(
@@ -136,16 +98,11 @@ TASKS: dict[str, RulerTask] = {
         Needles("niah_multikey_3", _NEEDLE, 128, haystack="needles", key="uuids", value="uuids"),
         Needles("niah_multivalue", _NEEDLES, 128, num_values=4),
         Needles("niah_multiquery", _NEEDLES, 128, num_keys=4, num_queries=4),
-        Variables("vt", _VARIABLES, 30),
-        CommonWords("cwe", _COMMON, 120),
-        FrequentWords("fwe", _FREQUENT, 50),
+        RulerTask("vt", _VARIABLES, 30),
+        RulerTask("cwe", _COMMON, 120),
+        RulerTask("fwe", _FREQUENT, 50),
     )
 }
-
-
-def choose_tasks(names: Sequence[str] | None) -> list[RulerTask]:
-    """The tasks of these names, in RULER's order; None: all."""
-    return [task for name, task in TASKS.items() if names is None or name in names]
 
 
 def score_of(answer: str, references: Sequence[str]) -> float:

@@ -15,7 +15,6 @@ from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.checkpoint.state import Positions, read_state
 from ropecli.config.fields import section_of
-from ropecli.config.findings import Finding
 from ropecli.errors import MethodError
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.readers.reader import Reader
@@ -30,7 +29,7 @@ from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScalingSpec, make_spec
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 _LARGE = 50_000_000
 """Bytes of weights from which a CPU computes in bfloat16, if it can: smaller models are fast enough."""
@@ -62,10 +61,6 @@ class Subject:
         """The checkpoint, and its scaling."""
         return self.checkpoint.name + f", {self.label}" * (self.label != "none")
 
-    @property
-    def findings(self) -> Sequence[Finding]:
-        return self.plan.findings_in_memory if self.plan else read_state(self.checkpoint).findings
-
     def patch(self, model: "PreTrainedModel") -> bool:
         """Apply the plan, if any, in memory. Return whether the frequencies then follow the length.
 
@@ -81,18 +76,6 @@ class Subject:
     def identity(self) -> Identity:
         """What makes it the same model as another."""
         return identity_of(self.checkpoint, self.plan.positions if self.plan else None)
-
-    def report_fields(self) -> dict[str, Any]:
-        return {
-            "checkpoint": self.checkpoint.name,
-            **self.identity._asdict(),
-            "method": self.spec.method.name,
-            "factor": self.spec.factor,
-            "params": dict(self.spec.params),
-            "in_memory": self.plan is not None,
-            "original_max_position_embeddings": self.positions.pretraining_length,
-            "context_length": self.positions.context_length,
-        }
 
 
 def open_subjects(
@@ -156,7 +139,7 @@ def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: boo
     messages = [
         finding.message
         for subject in subjects
-        for finding in subject.findings
+        for finding in (subject.plan.findings_in_memory if subject.plan else read_state(subject.checkpoint).findings)
         if not several or (subject.plan and finding.record.about == "files")
     ]
     for checkpoint in (
@@ -184,18 +167,6 @@ def refuse_attention(subject: Subject, attn: str) -> None:
         method = f"{subject.checkpoint.name}, which is {saved.method}"
     if attn != "auto" and method:
         raise MethodError(f"--attn {attn} would replace the attention of {method}. Remove --attn.")
-
-
-def load(checkpoint: Checkpoint, tokenizer: "PreTrainedTokenizerBase", **loading: Any) -> "PreTrainedModel":
-    """Load the checkpoint's model. Warns about a tokenizer with another vocabulary and about unused weights.
-
-    loading: see load_model. Raises CheckpointError.
-    """
-    with progress_bar(f"loading {checkpoint.name}", None):
-        model = load_model(checkpoint, say=warn, **loading)
-    if mismatch := vocabulary_mismatch(tokenizer, model):
-        warn(mismatch)
-    return model
 
 
 def _is_large_and_half(checkpoint: Checkpoint) -> bool:
@@ -268,10 +239,11 @@ class LiveReaderFactory(ReaderFactory):
     def open(self, subject: Subject, tokenizer: Any, scalings: Sequence[Subject] = ()) -> Iterator[LiveReader]:
         """Yield a reader; the model is unpatched afterwards.
 
-        Without a plan, warns of rotary tables that differ from the checkpoint's files.
+        Warns of a tokenizer with another vocabulary, of unused weights, and, without a plan, of rotary tables that
+        differ from the checkpoint's files.
 
-        scalings: all subjects of this checkpoint, tried before the first is measured. Raises PatchError if the model
-        does not support one of them.
+        scalings: all subjects of this checkpoint, tried before the first is measured. Raises CheckpointError, and
+        PatchError if the model does not support one of them.
         """
         if self._loaded is None or self._loaded[0] is not subject.checkpoint:
             self._loaded = None  # free its memory first
@@ -279,10 +251,14 @@ class LiveReaderFactory(ReaderFactory):
             if self._in_bfloat16 and _is_large_and_half(subject.checkpoint):
                 say(f"Reading {subject.checkpoint.name} in bfloat16 on the CPU. --dtype float32 rounds less.")
                 loading["dtype"] = "bfloat16"
-            self._loaded = subject.checkpoint, load(subject.checkpoint, tokenizer, **loading)
+            with progress_bar(f"loading {subject.checkpoint.name}", None):
+                model = load_model(subject.checkpoint, say=warn, **loading)
+            self._loaded = subject.checkpoint, model
+            if mismatch := vocabulary_mismatch(tokenizer, model):
+                warn(mismatch)
             for scaling in scalings:
-                with unpatched_after(self._loaded[1]):
-                    scaling.patch(self._loaded[1])
+                with unpatched_after(model):
+                    scaling.patch(model)
         model = self._loaded[1]
         with unpatched_after(model):
             follows = subject.patch(model)

@@ -21,16 +21,15 @@ from typing import Any
 import numpy as np
 
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
+from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.state import read_state
 from ropecli.engines.engine_export import export_checkpoint
 from ropecli.errors import MethodError, NotFiniteError, RopecliError
-from ropecli.evaluation.driver import Job, Store, Task, read_job, report_of
-from ropecli.evaluation.kinds import RecallReport
+from ropecli.evaluation.driver import Job, Store, Task, measure_job
 from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.progress import Progress, Speed, Work
 from ropecli.evaluation.protocols import Protocol, Window
-from ropecli.evaluation.report import Cell, Change, Reference, Report, loss_change
+from ropecli.evaluation.report import Cell, Change, Report, loss_change
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.perplexity import Perplexity
 from ropecli.evaluation.tasks.recall import Recall
@@ -88,24 +87,18 @@ def make_candidates(
     for name, factor in dict.fromkeys(specs) if needed > 1 or methods else ():
         try:
             plan = make_plan(checkpoint, make_spec(name, factor), target_length=length, choose_factor=False)
-            refusal = _refusal(plan, engine)
+            by_engine = engine not in ("transformers", OWN_ATTENTION)
+            if by_engine and (cannot := export_checkpoint(replace(checkpoint, config=plan.config), engine).cannot):
+                raise MethodError(" ".join(cannot))
         except RopecliError as error:
-            refusal = str(error)
-        if refusal:
-            refusals.append(refusal)
-        elif (candidate := Subject(checkpoint, plan)).identity not in [subject.identity for subject in subjects]:
+            refusals.append(str(error))
+            continue
+        if (candidate := Subject(checkpoint, plan)).identity not in [subject.identity for subject in subjects]:
             subjects.append(candidate)
     if not subjects:
         why = refusals[0] if refusals else f"{engine} runs none of the methods."
         raise MethodError(f"Nothing that {engine} runs extends {checkpoint.name} to {length} tokens: {why}")
     return subjects
-
-
-def _refusal(plan: PatchPlan, engine: str) -> str:
-    """Why the engine does not compute what the plan writes; empty if it does."""
-    if engine in ("transformers", OWN_ATTENTION):
-        return ""
-    return " ".join(export_checkpoint(replace(plan.source, config=plan.config), engine).cannot)
 
 
 def label_of(subject: Subject) -> str:
@@ -150,11 +143,6 @@ class Choice:
     reports: Sequence[Report]
     trained: Measured | None = None
 
-    @property
-    def best(self) -> Measured:
-        """By far loss, whatever it costs."""
-        return self.measured[0]
-
 
 def halved(measured: Sequence[Measured], keep: int, most_cost: float) -> list[Measured]:
     """Candidates within the cost, then those not certainly beyond it, by far loss; last the best at any cost.
@@ -170,29 +158,46 @@ def halved(measured: Sequence[Measured], keep: int, most_cost: float) -> list[Me
 
 
 class Extension:
-    """A search. recall, short: tasks on all documents; short gives the cost.
+    """A search: recall decides, and `prefix` within the pretraining length gives the cost.
 
-    most_cost: allowed relative change of perplexity, or infinity.
-    text: `tail` on the documents that have the length, for the base and the chosen candidate; None if there are none.
+    `tail` is for the base and the chosen candidate, on the documents that have the length.
+
+    candidates: see make_candidates. texts: DocumentOptions. most_cost: allowed relative change of perplexity, or
+    infinity. Raises DataError for texts that cannot be used.
     """
 
     def __init__(
         self,
-        base: Subject,
+        opened: Checkpoint,
         candidates: Sequence[Subject],
-        tokenizer: Any,
-        recall: Recall,
-        short: Perplexity,
-        text: Perplexity | None,
-        factory: LiveReaderFactory,
+        length: int,
+        texts: Any,
+        loading: dict[str, Any],
         most_cost: float,
     ) -> None:
-        self.base, self.candidates, self._tokenizer = base, list(candidates), tokenizer
-        self._recall, self._short, self._text = recall, short, text
-        self._factory, self._most_cost = factory, most_cost
-        self._store, self.short_length = Store(), short.lengths[-1]
+        self.candidates, self._most_cost = list(candidates), most_cost
+        self.base = Subject(opened) if candidates[0].plan else candidates[0]
+        if self.base.label != "none":
+            self.base = Subject(opened, make_plan(opened, make_spec("unscaled"), in_memory=True))
+        self._tokenizer, self._factory = load_tokenizer(opened), LiveReaderFactory(loading)
+        self._store, self._progress = Store(), Progress([], " An interrupted run continues with --resume.")
         self._trained: Subject | None = None
-        self._progress = Progress([], " An interrupted run continues with --resume.")
+        short, source = self.base.positions.pretraining_length, texts["data"]
+        to_read = Lengths((min(short, length), length))
+        documents, lengths = read_texts(texts, self._tokenizer, to_read, Protocol("recall"))
+        if are_few(len(documents.kept)):
+            warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
+        self._recall = Recall(documents, lengths, short, source)
+        self._of_base = self._recall.up_to(self.base.positions.context_length)
+        most = short if self._recall.passages == 1 else short // 2  # else it takes as long as recall
+        halves = [most >> halved for halved in reversed(range(most.bit_length()))]
+        self.short_length = common_lengths(documents, halves)[-1]
+        if self.short_length < most:
+            say(f"The cost is measured at {self.short_length} tokens: too few documents have {2 * self.short_length}.")
+        self._short = Perplexity(documents.first(self.short_length), [self.short_length], "prefix", source)
+        self._text: Perplexity | None = None
+        if (long := documents.first(length)).kept and length > short:
+            self._text = Perplexity(long, [short, length], "tail", source, pretraining_length=short)
 
     @property
     def rounds(self) -> list[int]:
@@ -205,11 +210,9 @@ class Extension:
         return [label_of(subject) for subject in self.candidates]
 
     def request(self) -> dict[str, Any]:
-        """The settings of all candidates and documents, before a budget keeps fewer."""
+        """The candidates and documents, before a budget keeps fewer. The perplexities follow from them."""
         subjects = [subject.identity._asdict() for subject in (self.base, *self.candidates)]
-        tasks = {"recall": self._recall.request(), "short": self._short.request()}
-        tasks["text"] = self._text.request() if self._text else {}
-        return {"subjects": subjects, **tasks, **self._factory.request()}
+        return {"subjects": subjects, "recall": self._recall.request(), **self._factory.request()}
 
     def _work(self, rounds: Sequence[int], left: int, before: int = 0) -> Counter[int]:
         """Tokens to read by the length of the pass, if half of the candidates stay in each round.
@@ -244,7 +247,7 @@ class Extension:
 
         def takes(count: int, candidates: int) -> float:
             recall = self._recall.of_first(count)
-            work = self._of_base().of_first(count).work() + self._short_of(count).work()
+            work = self._of_base.of_first(count).work() + self._short_of(count).work()
             work += self._work([least for least in self.rounds if least < count] + [recall.count], candidates)
             per_token = {
                 length: np.mean([speed.seconds_per_token(length) for speed in speeds[:candidates]]) for length in work
@@ -298,14 +301,11 @@ class Extension:
 
     def _text_of(self, count: int) -> Perplexity | None:
         """On as many long documents as recall has, but no more than an interval needs."""
-        return _on_first(self._text, min(count, ENOUGH)) if self._text and count else None
-
-    def _of_base(self) -> Recall:
-        return self._recall.up_to(self.base.positions.context_length)
+        return self._text.of_first(min(count, ENOUGH)) if self._text and count else None
 
     def _short_of(self, count: int) -> Perplexity:
         """On a round's documents, but on enough for an interval that decides."""
-        return _on_first(self._short, max(count, ENOUGH) if count else 0)
+        return self._short.of_first(max(count, ENOUGH) if count else 0)
 
     def choose(self, store: Store) -> Choice:
         """Measure and choose.
@@ -313,35 +313,33 @@ class Extension:
         Raises DataError if the base does not copy a passage nearby, which recall refers to.
         """
         self._store = store
-        with self._progress.shown():
-            choice = self._search()
-        self._factory.release()
-        return choice
-
-    def _search(self) -> Choice:
-        base, *_ = next(self._measure([], self._recall, later=self._work(self.rounds, len(self.candidates))))
-        base.as_reference()
         left: list[Measured] = []
         dropped: list[Measured] = []
         subjects = self.candidates
-        for number, count in enumerate(self.rounds, 1):
-            measured = list(self._round(subjects, number))
-            if not measured:
-                raise NotFiniteError("Every candidate overflows. Try another --dtype.")
-            keep = len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2
-            left = halved(measured, keep, self._most_cost)
-            dropped = [*sorted({*measured} - {*left}, key=_LOSS), *dropped]
-            subjects = [candidate.subject for candidate in left]
-            best = f"best {left[0].label}, {len(left)} of {len(measured)} left"
-            say(f"Round {number} of {len(self.rounds)}, {count} documents: {best}.")
-        return self._choice(left, dropped)
+        with self._progress.shown():
+            of_all = self._work(self.rounds, len(subjects))
+            base, *_ = next(self._measure([], self._recall, later=of_all))
+            base.as_reference()
+            for number, count in enumerate(self.rounds, 1):
+                measured = list(self._round(subjects, number))
+                if not measured:
+                    raise NotFiniteError("Every candidate overflows. Try another --dtype.")
+                keep = len(measured) if number == len(self.rounds) else (len(measured) + 1) // 2
+                left = halved(measured, keep, self._most_cost)
+                dropped = [*sorted({*measured} - {*left}, key=_LOSS), *dropped]
+                subjects = [candidate.subject for candidate in left]
+                best = f"best {left[0].label}, {len(left)} of {len(measured)} left"
+                say(f"Round {number} of {len(self.rounds)}, {count} documents: {best}.")
+            choice = self._choice(left, dropped)
+        self._factory.release()
+        return choice
 
     def _round(self, subjects: Sequence[Subject], number: int) -> Iterator[Measured]:
         count, bar = self.rounds[number - 1], f"round {number} of {len(self.rounds)}, "
         recall = self._recall.of_first(count).only("far")
         later = self._work(self.rounds[number:], (len(subjects) + 1) // 2, count)
         (base, of_short), *others = self._measure(subjects, recall, bar, later)
-        reference = _reference_of(base)
+        reference = base.as_reference(certain=False)
         for subject, reports in zip(subjects, others, strict=True):
             if reports:
                 [far], [loss] = (report.cells for report in reports)
@@ -361,12 +359,12 @@ class Extension:
         recalls, *others = self._all_lengths(subjects, with_text=by_loss[0].gains)
         return Choice(within[0] if within else None, [*by_loss, *dropped], [*recalls, *chain(*others)])
 
-    def _all_lengths(self, subjects: Sequence[Subject], *, with_text: bool) -> list[list[Report]]:
+    def _all_lengths(self, subjects: Sequence[Subject], *, with_text: bool) -> list[list[Any]]:
         """The reports of the base and the subjects by task, on all documents: recall, short and long texts."""
         recall = self._recall.only("absent", "far", shorter=True)  # the near arm is the base's
         measured = filter(None, self._measure(subjects, recall, "all lengths, ", last=with_text))
         recalls, *others = zip(*measured, strict=True)
-        reference = _reference_of(recalls[0])
+        reference = recalls[0].as_reference(certain=False)
         return [[replace(report, reference=reference) for report in recalls], *map(list, others)]
 
     def add_trained(self, choice: Choice, patched: Subject, trained: Subject) -> Choice:
@@ -378,7 +376,6 @@ class Extension:
         if len(recalls) <= len(subjects):
             raise NotFiniteError("The trained model overflows. Try another --dtype.")
         report, length = recalls[-1], self._recall.lengths[-1]
-        assert isinstance(report, RecallReport)
         cost = loss_change(shorts[-1].cells[0], shorts[0].cells[0])
         measured = Measured(trained, report.arm("far", length), cost, report.recall(length))
         return replace(choice, trained=measured, reports=[*recalls, *shorts, *chain(*text)])
@@ -402,8 +399,10 @@ class Extension:
         later: Work | None = None,
         *,
         last: bool = False,
-    ) -> Iterator[list[Report]]:
+    ) -> Iterator[list[Any]]:
         """The reports of the base, then of each subject; none if it overflows. What was measured is not read again.
+
+        First that of recall, then those of perplexity: of short texts, and of long ones.
 
         recall: with its documents and arms; the base has all arms. later: work to expect after this. last: whether to
         measure long texts too. Raises NotFiniteError if the base overflows.
@@ -411,7 +410,7 @@ class Extension:
         short = self._short_of(recall.count)
         text = self._text_of(recall.count) if last and subjects else None
         of_base, of_subject = ([text.only(text.lengths[end])] if text else [] for end in (0, -1))
-        steps = [(self.base, [self._of_base().of_first(recall.count), short, *of_base])]
+        steps = [(self.base, [self._of_base.of_first(recall.count), short, *of_base])]
         steps += [(subject, [recall, short, *of_subject]) for subject in subjects]
         for number, (subject, tasks) in enumerate(steps):
             ahead = [(task, self._part(each, task)) for each, of_each in steps[number:] for task in of_each]
@@ -425,52 +424,9 @@ class Extension:
 
     def _report(self, subject: Subject, task: Task, bar: str) -> Report:
         job, part = Job(subject, task, self._tokenizer), self._part(subject, task)
-        values, properties = read_job(job, self._factory, self._store, part, self._progress, bar + part)
-        return report_of(job, values, properties, self._factory)
+        return measure_job(job, self._factory, self._store, part, self._progress, bar + part)
 
     def _part(self, subject: Subject, task: Task) -> str:
         label = "base" if subject is self.base else "trained" if subject is self._trained else label_of(subject)
         kind = "recall" if isinstance(task, Recall) else "text" if task.name == "tail" else "short"
         return f"{label}, {kind}"
-
-
-def _reference_of(report: Report) -> Reference:
-    """Documents, also where there are few."""
-    assert isinstance(report, RecallReport)
-    return report.as_reference(certain=False)
-
-
-def _on_first(task: Perplexity, count: int) -> Perplexity:
-    """The same task on the first documents."""
-    documents = replace(task.documents, kept=task.documents.kept[:count])
-    return Perplexity(documents, task.lengths, task.name, task.source, task.reference_length)
-
-
-def make_extension(
-    opened: Checkpoint,
-    candidates: Sequence[Subject],
-    length: int,
-    texts: Any,
-    loading: dict[str, Any],
-    most_cost: float,
-) -> Extension:
-    """candidates: see make_candidates. Raises DataError for texts that cannot be used."""
-    base = candidates[0] if candidates[0].plan is None else Subject(opened)
-    if base.label != "none":
-        base = Subject(opened, make_plan(opened, make_spec("unscaled"), in_memory=True))
-    tokenizer, short = load_tokenizer(opened), base.positions.pretraining_length
-    to_read = Lengths((min(short, length), length))
-    documents, lengths = read_texts(texts, tokenizer, to_read, Protocol("recall"))
-    if are_few(len(documents.kept)):
-        warn(f"{len(documents.kept)} documents are few: the best one is chosen, though others may be level.")
-    recall = Recall(documents, lengths, short, texts["data"])
-    most = short if recall.passages == 1 else short // 2  # else it takes as long as recall
-    longest = common_lengths(documents, [most >> halved for halved in reversed(range(most.bit_length()))])[-1]
-    if longest < most:
-        say(f"The cost is measured at {longest} tokens: too few documents have {2 * longest}.")
-    short_texts = Perplexity(documents.first(longest), [longest], "prefix", texts["data"])
-    long, text = documents.first(length), None
-    if long.kept and length > short:
-        text = Perplexity(long, [short, length], "tail", texts["data"], pretraining_length=short)
-    factory = LiveReaderFactory(loading)
-    return Extension(base, candidates, tokenizer, recall, short_texts, text, factory, most_cost)

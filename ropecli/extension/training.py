@@ -16,7 +16,7 @@ import numpy as np
 from ropecli.checkpoint.files import RUN
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import read_state
-from ropecli.data.stream import Stream, open_stream
+from ropecli.data.stream import open_stream
 from ropecli.errors import DataError, RecipeError
 from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.subject import Subject
@@ -74,19 +74,16 @@ class Training:
         ranks = self.launch.data_ranks
         warmup = min(recipe.warmup_steps, recipe.steps // 4)
         keys = {"batch_size": max(1, _STEP_TOKENS // length // ranks), "warmup_steps": warmup}
-        recipe, self.stream = self._open_data(recipe.model_copy(update=keys), measured)
+        recipe = recipe.model_copy(update=keys)
+        opened = load_tokenizer(checkpoint), length, length
+        options: Any = {"held_out": measured, "first": self.launch.local_main_first}
+        try:
+            self.stream = open_stream(recipe, *opened, **options)
+        except DataError:  # no document that is left has the length: join them
+            recipe = recipe.model_copy(update={"sequences": "concat", "end_token": "none"})
+            self.stream = open_stream(recipe, *opened, **options)
         self.sequences = recipe.batch_size * ranks
         self.recipe = self.launch.from_main(lambda: self._fitted(recipe))
-
-    def _open_data(self, recipe: Recipe, measured: Sequence[np.ndarray]) -> tuple[Recipe, Stream]:
-        """The recipe, which joins documents if none that is left has the length, and its data."""
-        options: Any = {"held_out": measured, "first": self.launch.local_main_first}
-        opened = load_tokenizer(self.checkpoint), self.length, self.length
-        try:
-            return recipe, open_stream(recipe, *opened, **options)
-        except DataError:
-            recipe = recipe.model_copy(update={"sequences": "concat", "end_token": "none"})
-            return recipe, open_stream(recipe, *opened, **options)
 
     def _fitted(self, recipe: Recipe) -> Recipe:
         """The recipe for all parameters if they fit the memory of this machine, else for LoRA."""

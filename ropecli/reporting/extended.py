@@ -90,7 +90,7 @@ def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     cost = chosen["cost"]["change"]
     if cost > 0 and record["output"]:
         # what does not certainly cost less saves nothing
-        cheaper = [row for row in rows if row["reads_far"] and _is_below(row["cost"], chosen["cost"])]
+        cheaper = [row for row in rows if row["reads_far"] and row["cost"]["high"] < chosen["cost"]["low"]]
         for row in cheaper[:1]:
             steps.append((f"For less, {row['label']}: recall {_recall(row)}, cost {_cost(row)}", row["command"] or ""))
         both = f"At no cost, serve {checkpoint} for short texts beside it: no engine switches its scaling per request"
@@ -103,10 +103,6 @@ def next_steps(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _chosen(record: Mapping[str, Any]) -> Any:
     return next((row for row in record["measured"] if row["label"] == record["chosen"]), None)
-
-
-def _is_below(cost: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return None not in (cost["high"], other["low"]) and cost["high"] < other["low"]
 
 
 def _recall(row: Mapping[str, Any]) -> str:

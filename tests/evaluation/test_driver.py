@@ -10,7 +10,7 @@ import pytest
 from ropecli import messages
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.evaluation import progress
-from ropecli.evaluation.driver import Job, Task, collect, score_samples
+from ropecli.evaluation.driver import Job, Task, make_reports, score_samples
 from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.evaluation.tasks.needle import Retrieval
@@ -78,7 +78,7 @@ def subject(llama):
 
 @pytest.fixture
 def run(make, subject, tokenizer, passes):
-    """run("sliding", output, batch_size=2, ...) -> the values; `passes` has those of this run."""
+    """run("sliding", output, batch_size=2, ...) -> cells and fingerprint; `passes` has those of this run."""
 
     def run(name, output=None, batch_size=2):
         passes.clear()
@@ -87,8 +87,8 @@ def run(make, subject, tokenizer, passes):
             Job(subject, make(name), tokenizer),
             LiveReaderFactory({"device": "cpu"}, batch_size=batch_size),
         )
-        ((_, values, _),) = collect([job], factory, output)
-        return values
+        (report,) = make_reports([job], factory, output)
+        return report.cells, report.fingerprint
 
     return run
 
@@ -105,21 +105,21 @@ def records(output):
 
 
 @pytest.mark.parametrize(("name", "stop"), TASKS.items(), ids=TASKS)
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(name, stop, run, passes, output, monkeypatch):
-    values = run(name)
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(name, stop, run, make, passes, output, monkeypatch):
+    cells, samples = run(name), make(name).samples(one_pass=True)
     whole, passes.stop = list(passes), stop
     with pytest.raises(KeyboardInterrupt):
         run(name, output)
     passes.stop = None
     saved = len(records(output))
-    assert run(name, output) == values
-    assert 0 < saved < len(values) == len(records(output))
+    assert run(name, output) == cells
+    assert 0 < saved < len(samples) == len(records(output))
     assert passes == whole[-len(passes) :]
     if name not in ("prefix", "retrieval, generate"):  # whose batches have one pass
         assert len(passes) > len(whole) - stop + 1, "the half-finished batch is read again"
     # nothing is left to read, and no model is loaded
-    monkeypatch.setattr("ropecli.evaluation.subject.load", pytest.fail)
-    assert run(name, output) == values
+    monkeypatch.setattr("ropecli.evaluation.subject.load_model", pytest.fail)
+    assert run(name, output) == cells
     assert passes == []
 
 

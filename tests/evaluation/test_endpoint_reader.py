@@ -319,7 +319,7 @@ def test_a_server_that_does_not_answer_in_time_is_named():
 
 
 def test_a_key_that_comes_back_as_a_name_is_in_no_report(measure, served, monkeypatch):
-    key = 'sk-"never"-printed'
+    key = "sk-never-printed"
     monkeypatch.setenv("ROPECLI_TEST_KEY", key)
     with served(key=key).running() as server:
         server.models = lambda: {"data": [{"id": key, "owned_by": f"of {key}", "max_model_len": 256}]}

@@ -220,7 +220,7 @@ def test_a_server_gives_the_losses_or_the_copies_of_transformers(build, loaded, 
             return model(torch.tensor([ids])).logits[0]
 
     with CompletionsServer(logits, like=like, most=1024, tokenizer=tokenizer).running() as server:
-        reader = EndpointReader(Endpoint(server.url), tokenizer, in_flight=3)
+        reader = EndpointReader(Endpoint(server.url), tokenizer, batch_size=3)
         values = score_samples(task, reader)
     for sample, losses in expected.items():
         assert values[sample] == pytest.approx(losses, abs=1e-2)

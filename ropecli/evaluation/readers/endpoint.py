@@ -1,17 +1,15 @@
 """Reads samples with a server (see evaluation/completions.py): what it was started with is what is measured."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, TypedDict
+from multiprocessing.pool import ThreadPool
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
 from ropecli.errors import CheckpointError, MethodError
 from ropecli.evaluation.completions import Endpoint
-from ropecli.evaluation.protocols import Window
-from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader
+from ropecli.evaluation.readers.reader import SequenceReader
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import warn
 
@@ -27,6 +25,7 @@ _SAME_MODEL = 0.1
 """
 _HEAD = 8
 """Characters of an answer; rounding may change what follows."""
+_T = TypeVar("_T")
 
 
 class Identity(TypedDict):
@@ -38,16 +37,15 @@ class Identity(TypedDict):
     text: str
 
 
-class EndpointReader(Reader):
+class EndpointReader(SequenceReader):
     """A server that takes prompts of token ids, so that no token is added to them.
 
-    tokenizer: gives the ids of generated text. in_flight: requests at the same time. Raises EndpointError in every
+    tokenizer: gives the ids of generated text. batch_size: requests at the same time. Raises EndpointError in every
     method.
     """
 
-    def __init__(self, endpoint: Endpoint, tokenizer: Any, *, in_flight: int) -> None:
-        self.endpoint, self.tokenizer, self.in_flight = endpoint, tokenizer, in_flight
-        self._lock = threading.Lock()
+    def __init__(self, endpoint: Endpoint, tokenizer: Any, *, batch_size: int) -> None:
+        self.endpoint, self.tokenizer, self.batch_size = endpoint, tokenizer, batch_size
 
     def prepare(
         self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False, losses: bool = True
@@ -84,48 +82,29 @@ class EndpointReader(Reader):
             same = now["text"][:_HEAD] == identity["text"][:_HEAD]
         return "" if same else f"{self.endpoint.url} serves another model or scaling than when this run began: {how}."
 
-    def properties(self) -> dict[str, Any]:
-        device = f"{self.endpoint.engine} at {self.endpoint.url}"
-        return {"dtype": "as served", "device": device, "follows_length": False, "cache_is_exact": False, "chunk": None}
+    def dtype_and_device(self) -> tuple[str, str]:
+        return "as served", f"{self.endpoint.engine} at {self.endpoint.url}"
 
-    def task_lock(self) -> AbstractContextManager[Any]:
-        return self._lock
+    def _answers(self, ask: Callable[[np.ndarray], _T], prompts: Iterable[np.ndarray]) -> Iterator[_T]:
+        """The server's answers in order; several prompts wait for theirs at the same time."""
+        with ThreadPool(self.batch_size) as pool:  # its threads keep no process from ending while they wait
+            yield from pool.imap(ask, prompts)
 
-    @contextlib.contextmanager
-    def _waiting(self, tokens: int) -> Iterator[None]:
-        """While the server reads these tokens, another thread has the lock."""
-        self._lock.release()
-        try:
-            yield
-        finally:
-            self._lock.acquire()
-        self.advance(tokens)
-
-    def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
-        for window in windows:
-            with self._waiting(window.read):
-                values = self.endpoint.prompt_losses(window.ids.tolist())
-            yield np.array(values[len(values) - window.targets :])
-
-    def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
-        """Sends the prompt once per answer."""
-        for ids, answers in questions:
-            values = []
-            for answer in answers:
-                with self._waiting(round(len(ids) / len(answers))):
-                    losses = self.endpoint.prompt_losses([*ids.tolist(), *answer])
-                values.append(-sum(losses[len(losses) - len(answer) :]))
-            yield np.array(values)
+    def sequence_losses(self, sequences: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        return self._answers(lambda ids: np.array(self.endpoint.prompt_losses(ids.tolist())), sequences)
 
     def generate(
         self, prompts: Sequence[np.ndarray], limit: int, done: Callable[[int, list[int]], bool]
     ) -> list[list[int]]:
         """The ids of the text that the server generates, without special tokens."""
-        answers = []
-        for ids in prompts:
+
+        def ask(ids: np.ndarray) -> str:
             most = self.endpoint.model.max_length or len(ids) + limit
-            with self._waiting(len(ids)):
-                text = self.endpoint.complete(ids.tolist(), max_tokens=min(limit, most - len(ids)))["text"]
+            return self.endpoint.complete(ids.tolist(), max_tokens=min(limit, most - len(ids)))["text"]
+
+        answers = []
+        for ids, text in zip(prompts, self._answers(ask, prompts), strict=True):
+            self.advance(len(ids))
             answers.append(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return answers
 
@@ -149,8 +128,8 @@ class EndpointReaderFactory(ReaderFactory):
 
     loads_weights = False
 
-    def __init__(self, endpoint: Endpoint, *, in_flight: int) -> None:
-        self.endpoint, self.in_flight = endpoint, in_flight
+    def __init__(self, endpoint: Endpoint, *, batch_size: int) -> None:
+        self.endpoint, self.batch_size = endpoint, batch_size
 
     def request(self) -> dict[str, Any]:
         return {"engine": self.endpoint.engine, "served": self.endpoint.model.name}
@@ -165,13 +144,10 @@ class EndpointReaderFactory(ReaderFactory):
     @contextlib.contextmanager
     def open(self, subject: Subject, tokenizer: Any, scalings: Sequence[Subject] = ()) -> Iterator[EndpointReader]:
         """Raises CheckpointError for another tokenizer's ids."""
-        self._refuse_other_ids(tokenizer, subject.checkpoint.name)
-        yield EndpointReader(self.endpoint, tokenizer, in_flight=self.in_flight)
-
-    def _refuse_other_ids(self, tokenizer: Any, name: str) -> None:
-        text = "The key is 48205; café №7.\n\n\tdef f(x):  return x"
+        text, name = "The key is 48205; café №7.\n\n\tdef f(x):  return x", subject.checkpoint.name
         known = self.endpoint.tokenize(text)
         if known is None:
             warn(f"{self.endpoint.url} does not tell its tokenizer's ids: make sure that it serves {name}.")
         elif known != tokenizer(text, add_special_tokens=False)["input_ids"]:
             raise CheckpointError(f"The tokenizer of {self.endpoint.url} is not that of {name}.")
+        yield EndpointReader(self.endpoint, tokenizer, batch_size=self.batch_size)

@@ -92,7 +92,6 @@ class LiveReader(Reader):
         self.model, self.batch_size = model, batch_size
         self.split = SplitModel(model)
         self.device = input_device(model)
-        self.chunk: int | None = None
         self.cache_is_exact = False
         self.follows_length = follows_length
         self._chosen_chunk, self._patch_follows = chunk, follows_length
@@ -103,8 +102,7 @@ class LiveReader(Reader):
     ) -> None:
         """Check the KV cache on the longest sample, if chunks or answers need it. If it fails, reads in one pass.
 
-        longest: ids, shape (tokens,). length: of the longest sample with its answer, tokens. largest: of all ids.
-        answers: whether prompts are continued. Raises DataError for an id outside the vocabulary.
+        Arguments: see Reader. Raises DataError for an id outside the vocabulary.
         """
         refuse_unknown_ids(max(largest, int(longest.max(initial=0))), self.model)
         self._dynamic_tables = varying_tables(self.model, length)
@@ -126,20 +124,8 @@ class LiveReader(Reader):
             if answers:
                 warn(f"Reading the whole prompt again for each token of an answer, which is slow: {reason}.")
 
-    def properties(self) -> dict[str, Any]:
-        return {
-            "dtype": str(self.model.dtype).removeprefix("torch."),
-            "device": device_names(self.model),
-            "follows_length": self.follows_length,
-            "cache_is_exact": self.cache_is_exact,
-            "chunk": self.chunk,
-        }
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        config = self.model.generation_config
-        end = config.eos_token_id if config else None
-        return frozenset([end] if isinstance(end, int) else end or ())
+    def dtype_and_device(self) -> tuple[str, str]:
+        return str(self.model.dtype).removeprefix("torch."), device_names(self.model)
 
     @contextlib.contextmanager
     def watched(self, advance: Callable[[float], None]) -> Iterator[None]:
@@ -186,10 +172,13 @@ class LiveReader(Reader):
     ) -> list[list[int]]:
         """Adjoining prompts of equal length share a pass."""
         answers: list[list[int]] = [[] for _ in prompts]
+        config = self.model.generation_config
+        end = config.eos_token_id if config else None
+        ends = {end} if isinstance(end, int) else {*(end or ())}
         for group in batches(range(len(prompts)), lambda index: len(prompts[index]), self.batch_size):
             ids = np.stack([prompts[index] for index in group])
             refuse_unknown_ids(int(ids.max()), self.model)
-            unfinished, ends = set(group), self.end_tokens
+            unfinished = set(group)
             with within_memory(*ids.shape), torch.inference_mode():
                 for chosen in islice(self._greedy(ids), limit):
                     for index, token in zip(group, chosen.tolist(), strict=True):

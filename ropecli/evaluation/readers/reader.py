@@ -5,7 +5,6 @@ Readers: a model in this process (live.py), vLLM in this process (vllm_reader.py
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import groupby, islice
 from typing import Any, TypeVar
 
@@ -21,16 +20,16 @@ _T = TypeVar("_T")
 class Reader:
     """Reads samples. Call `prepare` before anything else.
 
-    batch_size: samples of equal length per call. in_flight: calls that may wait at the same time. follows_length:
-    whether frequencies depend on the length, so that every length needs a pass of its own. gives_losses: whether it
-    gives the log-probabilities of given tokens, or only answers.
+    batch_size: samples of equal length per call. follows_length: whether frequencies depend on the length, so that
+    every length needs a pass of its own. chunk: tokens per pass; None for all. gives_losses: whether it gives the
+    log-probabilities of given tokens, or only answers. advance: called with the tokens that were read.
     """
 
     batch_size = 1
-    in_flight = 1
     follows_length = False
+    chunk: int | None = None
     gives_losses = True
-    _advance: Callable[[float], None] | None = None
+    advance: Callable[[float], None] = staticmethod(lambda tokens: None)
 
     def prepare(
         self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False, losses: bool = True
@@ -50,27 +49,18 @@ class Reader:
         """A sentence if another model than that of this identity answers now; else empty."""
         return ""
 
-    def properties(self) -> dict[str, Any]:
-        """dtype, device, chunk, follows_length, cache_is_exact: for the report, and to resume without the model."""
+    def dtype_and_device(self) -> tuple[str, str]:
+        """For the report."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def watched(self, advance: Callable[[float], None]) -> Iterator[None]:
         """Call `advance` in the `with` block with the tokens read since its last call."""
-        self._advance = advance
+        self.advance = advance
         try:
             yield
         finally:
-            self._advance = None
-
-    def advance(self, tokens: float) -> None:
-        """Report that this many more tokens were read."""
-        if self._advance:
-            self._advance(tokens)
-
-    def task_lock(self) -> AbstractContextManager[Any]:
-        """Hold it while a task scores a sample: tasks run in one thread at a time, while others wait for the server."""
-        return contextlib.nullcontext()
+            del self.advance
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
         """-ln p of each window's targets, shape (targets,), nats, float64."""
@@ -89,6 +79,30 @@ class Reader:
         only saves time.
         """
         raise NotImplementedError
+
+
+class SequenceReader(Reader):
+    """A reader that gives the losses of whole sequences, up to `batch_size` at the same time."""
+
+    def sequence_losses(self, sequences: Sequence[np.ndarray]) -> Iterable[np.ndarray]:
+        """-ln p of each token but the first, shape (tokens - 1,), nats, in order. sequences: ids, shape (tokens,)."""
+        raise NotImplementedError
+
+    def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
+        for group in batches(windows, lambda window: None, self.batch_size):
+            read = self.sequence_losses([window.ids for window in group])
+            for window, losses in zip(group, read, strict=True):
+                self.advance(window.read)
+                yield losses[len(losses) - window.targets :]
+
+    def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
+        """Reads each prompt once per answer."""
+        for ids, answers in questions:
+            read = self.sequence_losses([np.append(ids, answer) for answer in answers])
+            yield np.array(
+                [-losses[len(losses) - len(answer) :].sum() for losses, answer in zip(read, answers, strict=True)]
+            )
+            self.advance(len(ids))
 
 
 def batches(items: Iterable[_T], shape: Callable[[_T], Any], size: int) -> Iterator[list[_T]]:

@@ -7,30 +7,28 @@ generated: its log-probability is that of the logits, before the bias that force
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.errors import MethodError, RopecliError, reason_of
-from ropecli.evaluation.protocols import Window
-from ropecli.evaluation.readers.reader import PromptAndAnswers, Reader
+from ropecli.evaluation.readers.reader import SequenceReader
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.live.proof import require_reading
 from ropecli.messages import progress_bar
 
-_AT_ONCE = 64
-"""Samples per call; vLLM itself decides how many it computes at a time."""
 
+class VllmReader(SequenceReader):
+    """start: starts a vllm.LLM for samples of up to this many tokens. Call `prepare` once, and `close` when done.
 
-class VllmReader(Reader):
-    """start: starts a vllm.LLM for samples of up to this many tokens. Call `close` when done."""
+    vLLM itself decides how many samples of a call it computes at a time.
+    """
 
-    batch_size = _AT_ONCE
+    batch_size = 64
 
     def __init__(self, start: Callable[[int], Any]) -> None:
         self._start, self.max_length = start, 0
@@ -39,10 +37,8 @@ class VllmReader(Reader):
     def prepare(
         self, longest: np.ndarray, length: int, largest: int = 0, *, answers: bool = False, losses: bool = True
     ) -> None:
-        if self.llm is None or self.max_length < length:
-            self.close()
-            self.llm = self._start(length)
-            self.max_length = int(self.llm.llm_engine.model_config.max_model_len)
+        self.llm = self._start(length)
+        self.max_length = int(self.llm.llm_engine.model_config.max_model_len)
 
     def close(self) -> None:
         if self.llm is not None:
@@ -50,24 +46,8 @@ class VllmReader(Reader):
             self.llm = None
             gc.collect()
 
-    def properties(self) -> dict[str, Any]:
-        dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
-        return {"dtype": dtype, "device": engine(), "follows_length": False, "cache_is_exact": True, "chunk": None}
-
-    def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
-        windows = iter(windows)
-        while batch := list(islice(windows, _AT_ONCE)):
-            values = self._prompt_losses([window.ids for window in batch])
-            for window, losses in zip(batch, values, strict=True):
-                yield losses[len(losses) - window.targets :]
-
-    def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
-        """Reads each prompt once per answer."""
-        for ids, answers in questions:
-            values = self._prompt_losses([np.append(ids, answer) for answer in answers], tokens=len(ids))
-            yield np.array(
-                [-losses[len(losses) - len(answer) :].sum() for losses, answer in zip(values, answers, strict=True)]
-            )
+    def dtype_and_device(self) -> tuple[str, str]:
+        return str(self.llm.llm_engine.model_config.dtype).removeprefix("torch."), engine()
 
     def generate(
         self, prompts: Sequence[np.ndarray], limit: int, done: Callable[[int, list[int]], bool]
@@ -78,35 +58,31 @@ class VllmReader(Reader):
             SamplingParams(temperature=0.0, max_tokens=min(limit, self.max_length - len(ids))) for ids in prompts
         ]
         answers = []
-        for output in self._ask(prompts, parameters, sum(map(len, prompts))):
+        for output in self._ask(prompts, parameters):
             answer = list(output.outputs[0].token_ids)
             answers.append(answer[:-1] if output.outputs[0].finish_reason == "stop" else answer)  # an end token
+        self.advance(sum(map(len, prompts)))
         return answers
 
-    def _prompt_losses(self, prompts: Sequence[np.ndarray], tokens: int | None = None) -> list[np.ndarray]:
-        """-ln p of each token but the first, nats. tokens: to advance by; default: all."""
+    def sequence_losses(self, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
         from vllm import SamplingParams
 
         parameters = []
-        for ids in prompts:
+        for ids in sequences:
             last = [int(ids[-1])] if len(ids) == self.max_length else None
             forced = {"allowed_token_ids": last, "logprobs": 0} if last else {}
             parameters.append(SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, **forced))
-        shortened = [ids[: self.max_length - 1] for ids in prompts]
+        outputs = self._ask([ids[: self.max_length - 1] for ids in sequences], parameters)
         losses = []
-        for ids, output in zip(
-            prompts, self._ask(shortened, parameters, tokens or sum(map(len, prompts))), strict=True
-        ):
+        for ids, output in zip(sequences, outputs, strict=True):
             chosen = [*output.prompt_logprobs[1:], *(output.outputs[0].logprobs or [])]
             pairs = zip(ids[1:].tolist(), chosen, strict=True)
             losses.append(np.array([-by_token[token].logprob for token, by_token in pairs]))
         return losses
 
-    def _ask(self, prompts: Sequence[np.ndarray], parameters: Sequence[Any], tokens: int) -> list[Any]:
+    def _ask(self, prompts: Sequence[np.ndarray], parameters: Sequence[Any]) -> list[Any]:
         inputs = [{"prompt_token_ids": ids.tolist()} for ids in prompts]
-        outputs = self.llm.generate(inputs, parameters, use_tqdm=False)
-        self.advance(tokens)
-        return outputs
+        return self.llm.generate(inputs, parameters, use_tqdm=False)
 
 
 class VllmReaderFactory(ReaderFactory):

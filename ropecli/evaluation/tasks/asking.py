@@ -89,9 +89,9 @@ class Asking(Task):
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
         """[score, digest, score of guessing, whether a thought is in the answer, or was asked for and cut] of each."""
         questions = [self.question(sample) for sample in batch]
+        prompts = [question.ids for question in questions]
         if self.mode == "rank":
             answers = [question.answers() for question in questions]
-            prompts = [question.ids for question in questions]
             values = reader.log_probabilities(zip(prompts, answers, strict=True))
             return [self._score_ranks(*ranked) for ranked in zip(batch, questions, answers, values, strict=True)]
 
@@ -99,7 +99,6 @@ class Asking(Task):
             return questions[index].grade(tokens)[1] or len(tokens) >= questions[index].limit
 
         limit = max(question.limit for question in questions)
-        prompts = [question.ids for question in questions]
         thoughts = [bool(self.frame and self.frame.opens_thought)] * len(questions)
         if self.frame and self.frame.thought:
             prompts, thoughts = self._think(reader, questions, self.frame)

@@ -9,13 +9,16 @@ number.
 from collections.abc import Sequence
 from typing import Any
 
+from ropecli.data.sources import DEMO, DEMO_TRAIN
+from ropecli.errors import DataError
 from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.lengths import Lengths
-from ropecli.evaluation.needle_prompts import KEY_COUNT, PASSKEY_FILLER, STYLES, RetrievalPrompts, default_style
+from ropecli.evaluation.needle_prompts import KEY_COUNT, PASSKEY_FILLER, STYLES, RetrievalPrompts
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame, read_haystack, repeat_sentences
 from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.evaluation.texts import source_of
+from ropecli.hashing import digest
 from ropecli.messages import progress_bar, warn
 from ropecli.options import NeedleOptions
 
@@ -50,10 +53,14 @@ class Retrieval(Asking):
         depths = sorted(set(map(float, depths)))
         self.lengths, self.depths, self.count = sorted(set(lengths)), depths, samples
         for length in self.lengths:
-            prompts.check_room(length, depths, samples)
+            if (least := prompts.most_tokens(length, depths, samples)) > length:
+                raise DataError(
+                    f"A prompt of {length} tokens is too short: introduction, needle, question and answer take "
+                    f"{least}. Use longer --lengths."
+                )
 
     def request(self) -> dict[str, Any]:
-        text = self.prompts.haystack.fingerprint()
+        text = digest(self.prompts.haystack.ids)
         return {"task": self.name, "lengths": self.lengths, "depths": self.depths, "text": text, **self.settings}
 
     def question(self, sample: SampleId) -> Question:
@@ -84,7 +91,7 @@ def make_needle(options: NeedleOptions, tokenizer: Any, lengths: Lengths, subjec
             haystack = read_haystack(source.limited().texts(), pieces, step)
         if len(haystack.ids) < longest:
             warn(f"The text has {len(haystack.ids)} tokens. It is repeated to fill {longest}.")
-        style = style or default_style(source.place)
+        style = style or ("code" if source.place in (DEMO, DEMO_TRAIN) else "prose")
         place = {"source": source.place, "text_column": source.column, "split": source.split}
     frame = find_frame(tokenizer, options["chat_template"], options["thinking"])
     count = 1 if mode == "generate" else _CANDIDATES

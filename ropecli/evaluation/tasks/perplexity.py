@@ -1,11 +1,11 @@
 """Perplexity by a named protocol (see protocols.py). A sample is a document at one length, or at all of them."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from functools import cached_property
-from itertools import tee, zip_longest
+from itertools import tee
 from typing import Any
 
 import numpy as np
@@ -26,36 +26,6 @@ from ropecli.options import PerplexityOptions
 
 _ALL = "all"
 """The length of samples that are read once for all lengths."""
-
-
-@dataclass
-class Tally:
-    """Sums over the scored tokens of one document at one length. Holds only numbers, so that it can be saved as JSON.
-
-    nll: nats. bytes: of the scored text; None if unknown. class_nll, class_tokens: losses and tokens by the codes of
-    CLASSES; empty if there are none.
-    """
-
-    nll: float = 0.0
-    tokens: int = 0
-    bytes: int | None = 0
-    class_nll: list[float] = field(default_factory=list)
-    class_tokens: list[int] = field(default_factory=list)
-
-    def add(self, nll: np.ndarray, scored_bytes: int | None, classes: np.ndarray | None = None) -> None:
-        """Add one window. nll: nats. nll, classes: shape (targets,)."""
-        if not len(nll):
-            return
-        self.nll += float(nll.sum())
-        self.tokens += len(nll)
-        self.bytes = None if self.bytes is None or scored_bytes is None else self.bytes + scored_bytes
-        if classes is not None:
-            self.class_nll = _sums([self.class_nll, np.bincount(classes, nll, COUNT).tolist()])
-            self.class_tokens = _sums([self.class_tokens, np.bincount(classes, minlength=COUNT).tolist()])
-
-
-def _sums(lists: Iterable[list]) -> list:
-    return [sum(values) for values in zip_longest(*lists, fillvalue=0)]
 
 
 class Perplexity(Task):
@@ -101,6 +71,11 @@ class Perplexity(Task):
             lengths = [length]
         return self if lengths in ([], self.lengths) else self.only(*lengths)
 
+    def of_first(self, count: int) -> "Perplexity":
+        """The same on the first documents."""
+        documents = replace(self.documents, kept=self.documents.kept[:count])
+        return Perplexity(documents, self.lengths, self.protocol, self.source, self.reference_length)
+
     def only(self, *lengths: int) -> "Perplexity":
         """The same documents and target tokens at some of the lengths."""
         task = copy(self)
@@ -113,10 +88,8 @@ class Perplexity(Task):
         return {**chosen, "reference_length": self.reference_length}
 
     def request(self) -> dict[str, Any]:
-        chosen = {"stride": self.protocol.stride, "targets": self.protocol.targets, "end": self._end}
-        chosen["reference"] = self.reference_length
-        data = {"documents": len(self.documents.kept), "data": self._digest}
-        return {"protocol": self.name, "lengths": self.lengths, **chosen, **data}
+        data = {"end": self._end, "documents": len(self.documents.kept), "data": self._digest}
+        return {"protocol": self.name, "lengths": self.lengths, **self.settings, **data}
 
     def longest(self) -> tuple[np.ndarray, int, int]:
         cut = None if self._whole else self._end
@@ -140,17 +113,42 @@ class Perplexity(Task):
         return self.protocol.windows(self.documents.kept[index], self.documents.special, length, self._end)
 
     def score(self, reader: Reader, batch: Sequence[SampleId]) -> list[Any]:
-        """Tallies by length of each document."""
-        lengths = self.lengths if batch[0][0] == _ALL else [batch[0][0]]
-        documents = [self.documents.kept[index] for _, index in batch]
-        tallies = [{length: Tally() for length in lengths} for _ in documents]
+        """The sums of each document by length."""
+        scored: list[list[tuple[int, np.ndarray]]] = [[] for _ in batch]
         windows, read = tee(
-            (index, window) for index, sample in enumerate(batch) for window in self._windows(sample) if window.targets
+            (place, window) for place, sample in enumerate(batch) for window in self._windows(sample) if window.targets
         )
-        losses = reader.losses(window for _, window in read)
-        for (index, window), nll in zip(windows, losses, strict=True):
-            _enter(tallies[index], window, nll, documents[index], self._classes_of(batch[index][1]))
-        return [{str(length): asdict(tally) for length, tally in by_length.items()} for by_length in tallies]
+        for (place, window), nll in zip(windows, reader.losses(window for _, window in read), strict=True):
+            scored[place].append((window.stop, nll))
+        values = []
+        for (length, index), of_document in zip(batch, scored, strict=True):
+            by_length = {length: of_document}
+            if length == _ALL:
+                [(stop, nll)] = of_document  # the only window begins at the document's beginning
+                by_length = {shorter: [(shorter, nll[: len(nll) - (stop - shorter)])] for shorter in self.lengths}
+            values.append({str(each): self._sums(index, windows) for each, windows in by_length.items()})
+        return values
+
+    def _sums(self, index: int, scored: Sequence[tuple[int, np.ndarray]]) -> dict[str, Any]:
+        """Sums over the scored tokens of a document, as JSON.
+
+        scored: the position after the last token, and the losses, of each window. nll: nats. bytes: of the text; None
+        if unknown. class_nll, class_tokens: losses and tokens by the codes of CLASSES, if the loss is split.
+        """
+        document, classes = self.documents.kept[index], self._classes_of(index)
+        spans = [(stop - len(nll), stop) for stop, nll in scored]
+        text = [document.bytes_of(*span) for span in spans]
+        sums: dict[str, Any] = {
+            "nll": sum(float(nll.sum()) for _, nll in scored),
+            "tokens": sum(len(nll) for _, nll in scored),
+            "bytes": None if None in text else sum(text),
+        }
+        if classes is not None:
+            codes = [classes[start:stop] for start, stop in spans]
+            losses = [np.bincount(each, nll, COUNT) for each, (_, nll) in zip(codes, scored, strict=True)]
+            sums["class_nll"] = np.sum(losses, axis=0).tolist()
+            sums["class_tokens"] = np.sum([np.bincount(each, minlength=COUNT) for each in codes], axis=0).tolist()
+        return sums
 
     def texts(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """(ids, whether each is scored) of the windows at the longest length; shape (tokens,) each."""
@@ -181,8 +179,8 @@ class Perplexity(Task):
         """Raises NotFiniteError for a loss that is not finite, DataError if there are no tokens."""
         cells = []
         for length in self.lengths:
-            tallies = [Tally(**value[str(length)]) for value in values.values() if str(length) in value]
-            cells.append(_cell(self.name, length, tallies, self.documents.names))
+            documents = [value[str(length)] for value in values.values() if str(length) in value]
+            cells.append(_cell(self.name, length, documents, self.documents.names))
         return cells
 
     @cached_property
@@ -197,28 +195,16 @@ class Perplexity(Task):
         return self._digest
 
 
-def _enter(
-    tallies: dict[int, Tally], window: Window, nll: np.ndarray, document: Document, classes: np.ndarray | None
-) -> None:
-    """Add one window's losses to its document's tallies; a window may serve several lengths."""
-    first = len(window.ids) - window.targets
-    for length, tally in tallies.items():
-        # a window that serves several lengths begins at the document's beginning
-        scored = nll if len(tallies) == 1 else nll[: length - first]
-        stop = window.stop if len(tallies) == 1 else length
-        of_scored = None if classes is None else classes[stop - len(scored) : stop]
-        tally.add(scored, document.bytes_of(stop - len(scored), stop), of_scored)
-
-
-def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[str]) -> Cell:
-    sums = np.array([tally.nll for tally in tallies])
-    weights = np.array([tally.tokens for tally in tallies], dtype=np.float64)
+def _cell(protocol: str, length: int, documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Cell:
+    """documents: the sums of each."""
+    sums = np.array([document["nll"] for document in documents])
+    weights = np.array([document["tokens"] for document in documents], dtype=np.float64)
     if not weights.sum():
         raise DataError(f"No tokens to score at length {length}: the documents are too short.")
     refuse_overflow(sums, weights, length, names)
     low, high = bootstrap_interval(sums, weights)
-    text = [tally.bytes for tally in tallies if tally.bytes is not None]
-    known = len(text) == len(tallies) and sum(text) > 0
+    text = [document["bytes"] for document in documents]
+    known = None not in text and sum(text) > 0
     return Cell(
         protocol,
         length,
@@ -228,16 +214,18 @@ def _cell(protocol: str, length: int, tallies: Sequence[Tally], names: Sequence[
         high,
         tokens=int(weights.sum()),
         bits_per_byte=float(sums.sum()) / math.log(2) / sum(text) if known else None,
-        by_class=_by_class(length, tallies),
+        by_class=_by_class(length, documents),
     )
 
 
-def _by_class(length: int, tallies: Sequence[Tally]) -> tuple[Cell, ...]:
+def _by_class(length: int, documents: Sequence[Mapping[str, Any]]) -> tuple[Cell, ...]:
     """The cells of the classes that have tokens."""
     cells = []
-    for name, numbers in CLASSES.items() if all(tally.class_tokens for tally in tallies) else ():
-        sums = [sum(tally.class_nll[number] for number in numbers) for tally in tallies]
-        tokens = [sum(tally.class_tokens[number] for number in numbers) for tally in tallies]
+    for name, codes in CLASSES.items() if "class_nll" in documents[0] else ():
+        sums, tokens = (
+            [sum(document[key][code] for code in codes) for document in documents]
+            for key in ("class_nll", "class_tokens")
+        )
         if sum(tokens):
             cells.append(Cell(name, length, tuple(sums), tuple(map(float, tokens)), tokens=sum(tokens)))
     return tuple(cells)

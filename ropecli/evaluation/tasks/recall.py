@@ -59,7 +59,7 @@ class Recall(Task):
     A sample is (length, arm, number of the first passage of the pass); its value has the loss of each passage.
 
     lengths: tokens. pretraining_length: of the first subject, tokens; the longest length within it has a near arm.
-    tokenizer: to compare greedy copies by their text; None to score losses.
+    tokenizer: to compare greedy copies by their text; None to score losses. passages: the most of a pass.
     """
 
     name = "recall"
@@ -90,8 +90,8 @@ class Recall(Task):
         self.arms: Sequence[str] = ARMS
         self._texts = [documents.special.bare(document.ids) for document in documents.kept]
         self._runs: dict[int, np.ndarray] = {}  # by document
-        self._alone = self._find_alone()
         self._passes = self._make_passes()
+        self.passages = max(map(len, self._passes.values()))
 
     def up_to(self, length: int) -> "Recall":
         """The same samples at the lengths up to `length`, and at that of the near arm."""
@@ -102,7 +102,8 @@ class Recall(Task):
     def of_first(self, count: int) -> "Recall":
         """The passes of the first documents, among the text of all. They may need a few documents more."""
         task = copy(self)
-        last = [numbers[-1] // _PASSAGES + 1 for first, numbers in self._passes.items() if first // _PASSAGES < count]
+        task._passes = {first: numbers for first, numbers in self._passes.items() if first // _PASSAGES < count}
+        last = [numbers[-1] // _PASSAGES + 1 for numbers in task._passes.values()]
         task.count = min(max([count, *last]), self.count)
         return task
 
@@ -122,11 +123,6 @@ class Recall(Task):
         return not self.answers
 
     @property
-    def passages(self) -> int:
-        """The most passages of a pass."""
-        return max(map(len, self._passes.values()))
-
-    @property
     def settings(self) -> dict[str, Any]:
         sizes = {"passage": PASSAGE, "cue": CUE, "passages_per_document": _PASSAGES, "lead_in": self.lead}
         least = [self._filler_size(length) + PASSAGE for length in self.lengths]
@@ -142,32 +138,33 @@ class Recall(Task):
         return longest[:-_SCORED] if self.answers else longest, self.lengths[-1], largest
 
     def samples(self, *, one_pass: bool) -> list[SampleId]:
-        firsts = self._firsts()
-        return [(*read, first) for read in self._lengths_and_arms() for first in firsts]
-
-    def _firsts(self) -> list[int]:
-        """The first passage of each pass."""
-        return [first for first in self._passes if first // _PASSAGES < self.count]
+        return [(*read, first) for read in self._lengths_and_arms() for first in self._passes]
 
     def _pass_of(self) -> dict[int, int]:
         """The first passage of the pass of each passage."""
         return {number: first for first, numbers in self._passes.items() for number in numbers}
 
-    def _numbers(self) -> list[int]:
-        """The numbers of the passages."""
-        return [number for number in range(_PASSAGES * self.count) if number not in self._alone]
-
     def _by_document(self) -> dict[int, list[int]]:
         """The numbers of the passages of each document that has one."""
-        return {document: list(numbers) for document, numbers in groupby(self._numbers(), lambda n: n // _PASSAGES)}
+        numbers = chain(*self._passes.values())
+        return {document: list(group) for document, group in groupby(numbers, lambda number: number // _PASSAGES)}
 
     def _make_passes(self) -> dict[int, list[int]]:
         """The numbers of the passages of each pass, by the first of them: of whole documents, or of one passage.
 
         A pass has as many other documents as its own, and passages that hardly repeat each other. Where they do, each
-        has a pass of its own.
+        has a pass of its own. Passages that every other document repeats are left out. Raises DataError if those are
+        all.
         """
-        documents = list(self._by_document().values())
+        parts = [range(_PASSAGES * document, _PASSAGES * (document + 1)) for document in range(self.count)]
+        documents = [[number for number in part if next(self._others([number], 1), None) is not None] for part in parts]
+        left = sum(map(len, documents))
+        what = f"recall needs passages without {_RUN} tokens in a row that every other document has"
+        if not left:
+            raise DataError(f"{what}. These documents repeat each other: use others.")
+        if alone := _PASSAGES * self.count - left:
+            warn(f"{what}: leaving out {alone} of {_PASSAGES * self.count}.")
+        documents = list(filter(None, documents))
         most = min(self.lengths[0] // (2 * PASSAGE * _PASSAGES * _OF_LENGTH), len(documents) // _OF_DOCUMENTS)
         size = 0 if self.answers else most
         passes: list[list[int]] = []
@@ -208,10 +205,9 @@ class Recall(Task):
     def passes(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """(ids, whether each is scored) of the passes of the arm `far` at the longest length; shape (length,) each."""
         texts = []
-        for first in self._firsts():
+        for first, numbers in self._passes.items():
             ids = self._arm(self.lengths[-1], "far", first)
-            scored = np.arange(PASSAGE) >= CUE
-            repeated = np.tile(scored, len(self._passes[first]))
+            repeated = np.tile(np.arange(PASSAGE) >= CUE, len(numbers))
             texts.append((ids, np.concatenate([np.zeros(len(ids) - len(repeated), bool), repeated])))
         return texts
 
@@ -290,41 +286,30 @@ class Recall(Task):
             if (first == end).all():  # in none of them; faster than np.isin, which would sort the document's again
                 yield self._texts[index]
 
-    def _find_alone(self) -> set[int]:
-        """The passages that every other document repeats, which are left out. Raises DataError if those are all."""
-        numbers = range(_PASSAGES * self.count)
-        alone = {number for number in numbers if next(self._others([number], step=1), None) is None}
-        what = f"recall needs passages without {_RUN} tokens in a row that every other document has"
-        if len(alone) == len(numbers):
-            raise DataError(f"{what}. These documents repeat each other: use others.")
-        if alone:
-            warn(f"{what}: leaving out {len(alone)} of {len(numbers)}.")
-        return alone
-
     def cells(self, values: Values) -> list[Cell]:
         """A cell per length and arm, with the sums of each document. Raises NotFiniteError."""
-        documents, cells = self._by_document(), []
+        documents, pass_of, cells = self._by_document(), self._pass_of(), []
         names = [self.documents.names[document] for document in documents]
         weights = np.array([float(len(numbers) * _SCORED) for numbers in documents.values()])
-        pass_of, firsts = self._pass_of(), self._firsts()
-        passes = [pass_of[numbers[0]] for numbers in documents.values()] if self.passages > 1 else []
         for length, arm in self._lengths_and_arms():
             losses = {
                 number: loss
-                for first in firsts
-                for number, loss in zip(self._passes[first], values[length, arm, first], strict=True)
+                for first, numbers in self._passes.items()
+                for number, loss in zip(numbers, values[length, arm, first], strict=True)
             }
             sums = np.array([sum(losses[number] for number in numbers) for numbers in documents.values()])
             refuse_overflow(sums, weights, length, names)
-            buckets = self._by_distance(length, firsts, losses) if passes and arm != "near" else ()
-            shared: dict[str, Any] = {"tokens": int(weights.sum()), "passes": tuple(passes), "by_distance": buckets}
+            shared: dict[str, Any] = {"tokens": int(weights.sum())}
+            if self.passages > 1:
+                shared["passes"] = tuple(pass_of[numbers[0]] for numbers in documents.values())
+                shared["by_distance"] = self._by_distance(length, losses) if arm != "near" else ()
             cells.append(Cell(arm, length, tuple(sums.tolist()), tuple(weights.tolist()), **shared))
         return cells
 
-    def _by_distance(self, length: int, firsts: Sequence[int], losses: dict[int, float]) -> tuple[Bucket, ...]:
+    def _by_distance(self, length: int, losses: dict[int, float]) -> tuple[Bucket, ...]:
         """The mean loss by the distance from a passage to its repetition, in thirds of its range."""
-        distances = np.concatenate([self._distances(first, length) for first in firsts])
-        values = np.array([losses[number] for first in firsts for number in self._passes[first]])
+        distances = np.concatenate([self._distances(first, length) for first in self._passes])
+        values = np.array([losses[number] for number in chain(*self._passes.values())])
         edges = np.linspace(distances.min(), distances.max() + 1, _DISTANCES + 1).astype(int)
         parts = [(low, high, values[(low <= distances) & (distances < high)]) for low, high in pairwise(edges)]
         return tuple(

@@ -14,7 +14,7 @@ from ropecli.evaluation.driver import SampleId
 from ropecli.evaluation.lengths import Lengths
 from ropecli.evaluation.prompt_pieces import PieceTokenizer, find_frame
 from ropecli.evaluation.ruler_prompts import PromptMaker
-from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, choose_tasks, read_essay, score_of
+from ropecli.evaluation.ruler_tasks import TASKS, Needles, RulerTask, read_essay, score_of
 from ropecli.evaluation.subject import Subject
 from ropecli.evaluation.tasks.asking import Asking, Question
 from ropecli.evaluation.texts import source_of
@@ -62,7 +62,8 @@ class Ruler(Asking):
 
 def make_ruler(options: RulerOptions, tokenizer: Any, lengths: Lengths, subject: Subject) -> Ruler:
     """The task, without default lengths and tasks whose prompts do not fit. Raises DataError."""
-    pieces, tasks, samples = PieceTokenizer(tokenizer), choose_tasks(options["tasks"]), options["samples"]
+    pieces, samples, names = PieceTokenizer(tokenizer), options["samples"], options["tasks"]
+    tasks = [task for name, task in TASKS.items() if names is None or name in names]
     essay = None
     if any(isinstance(task, Needles) and task.haystack == "essay" for task in tasks):
         with progress_bar("reading the essay", None):
@@ -72,7 +73,7 @@ def make_ruler(options: RulerOptions, tokenizer: Any, lengths: Lengths, subject:
     chosen = lengths.that_fit(lambda length: any(_fits(maker, task, length, samples) for task in tasks))
     fitting = [task for task in tasks if all(_fits(maker, task, length, samples) for length in chosen)]
     missing = ", ".join(task.name for task in tasks if task not in fitting)
-    if not fitting or (missing and options["tasks"]):
+    if not fitting or (missing and names):
         raise DataError(
             f"A prompt of {chosen[0]} tokens is too short for {missing}. Set --lengths to more, or leave tasks out of "
             "--tasks."

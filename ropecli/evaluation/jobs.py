@@ -1,46 +1,28 @@
-"""Measures a task on several models, on the same documents or prompts wherever their tokenizers allow it."""
+"""Makes the task of several models, on the same documents or prompts wherever their tokenizers allow it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ropecli.data.documents import Documents
 from ropecli.errors import DataError
-from ropecli.evaluation.driver import Job, Task, make_reports
+from ropecli.evaluation.driver import Job, Task
 from ropecli.evaluation.lengths import Lengths, choose_lengths
-from ropecli.evaluation.processes import ALONE, Workers
-from ropecli.evaluation.report import Report
-from ropecli.evaluation.subject import ReaderFactory, Subject
+from ropecli.evaluation.subject import Subject
 from ropecli.live.loading import load_tokenizer
 
 MakeTask = Callable[[Any, Lengths, Subject], Task]
 """Makes a task for a tokenizer, at some lengths, for the first subject that reads it."""
 
 
-def measure(
-    subjects: Sequence[Subject],
-    make_task: MakeTask,
-    factory: ReaderFactory,
-    lengths: Sequence[int] | None = None,
-    output: Path | None = None,
-    workers: Workers = ALONE,
-) -> list[Report]:
-    """The reports of all subjects; the first is compared with.
+def make_jobs(subjects: Sequence[Subject], make_task: MakeTask, lengths: Sequence[int] | None = None) -> list[Job]:
+    """A job for each subject. Checkpoints of the same tokens share a task that reads documents, and all its lengths.
 
-    lengths: as the user gave them, tokens. Errors: those of make_task and make_reports.
+    lengths: as the user gave them, tokens. Errors: DataError, and those of make_task.
     """
     chosen = choose_lengths(lengths, subjects)
-    return make_reports(_make_jobs(subjects, make_task, chosen), factory, output, workers)
-
-
-def _make_jobs(subjects: Sequence[Subject], make_task: MakeTask, lengths: Lengths) -> list[Job]:
-    """A job for each subject.
-
-    Checkpoints of the same tokens share a task that reads documents, and all of them its lengths.
-    """
     made: dict[int, Job] = {}  # by checkpoint
     for subject in subjects:
         if subject.is_baseline or id(subject.checkpoint) in made:
@@ -53,12 +35,12 @@ def _make_jobs(subjects: Sequence[Subject], make_task: MakeTask, lengths: Length
                 f"{first.task.name} compares the same tokens, and {subject.checkpoint.name} has another tokenizer than "
                 f"{first.subject.checkpoint.name}. Measure each by itself."
             )
-        task = job.task if job else make_task(tokenizer, lengths, subject if first else subjects[0])
+        task = job.task if job else make_task(tokenizer, chosen, subject if first else subjects[0])
         if task.documents:
-            lengths = Lengths(tuple(task.lengths))
+            chosen = Lengths(tuple(task.lengths))
         made[id(subject.checkpoint)] = Job(subject, task, tokenizer)
     return [
-        _of_baseline(subject, made, make_task, lengths)
+        _of_baseline(subject, made, make_task, chosen)
         if subject.is_baseline
         else replace(made[id(subject.checkpoint)], subject=subject)
         for subject in subjects
@@ -80,15 +62,7 @@ def have_same_tokens(*tokenizers: Any) -> bool:
     """Whether two tokenizers give the same ids for every text."""
     if not all(tokenizer.is_fast for tokenizer in tokenizers):
         return False
-    first, second = (
-        (
-            tokenizer.bos_token_id,
-            tokenizer.eos_token_id,
-            tokenizer("")["input_ids"],
-            tokenizer.backend_tokenizer.to_str(),
-        )
-        for tokenizer in tokenizers
-    )
+    first, second = ((tokenizer("")["input_ids"], tokenizer.backend_tokenizer.to_str()) for tokenizer in tokenizers)
     return first == second
 
 
