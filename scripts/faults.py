@@ -91,7 +91,7 @@ FAULTS: list[tuple[str, str]] = [
     ("[begin, *passages, end]", "[*passages, begin, end]"),
     # passages of a pass, copies in the text
     ("for place in np.argsort(order)", "for place in order"),
-    ("passes = [pass_of[numbers[0]] for numbers in documents.values()] if self.passages > 1 else []", "passes = []"),
+    ('shared["passes"] = tuple(pass_of[numbers[0]] for numbers in documents.values())', "pass"),
     ("together = size > 0 and others == size and self._differ(numbers)", "together = size > 0"),
     ("repeats & (tokens - last >= reference)", "repeats & (tokens - last > reference)"),
     ("repeats = (last >= 0) & (last >= starts[tokens])", "repeats = last >= 0"),
@@ -158,8 +158,8 @@ FAULTS: list[tuple[str, str]] = [
     ("0 if is_free else cursor", "0"),
     ("document.ids[-1:] != end", "False"),
     # joined reports
-    ("enough and _weigh_alike(first, report, common)", "enough"),
-    ("reports[place] = reports[place].only(documents, reference)", "pass"),
+    ("enough and _are_alike(reports[places[0]], report, common)", "enough"),
+    ("reports[place] = reports[place].only(shared, reference)", "pass"),
     # extend
     ('method.training in ("no", "a little")', "True"),
     ('{"held_out": measured, ', '{"held_out": [], '),
