@@ -5,8 +5,11 @@ import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import numpy as np
+
+_PIECE = 2**18
 
 
 def digest(*parts: object) -> str:
@@ -29,10 +32,17 @@ def digest(*parts: object) -> str:
 
 def sha256_of(paths: Iterable[Path]) -> list[str]:
     """The sha256 of each file, each in a thread: reading and hashing release the GIL. Raises OSError."""
+    stopped = Event()
 
     def read(path: Path) -> str:
+        sha = hashlib.sha256()
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            while not stopped.is_set() and (piece := file.read(_PIECE)):
+                sha.update(piece)
+        return sha.hexdigest()
 
     with ThreadPoolExecutor() as threads:
-        return list(threads.map(read, paths))
+        try:
+            return list(threads.map(read, paths))
+        finally:
+            stopped.set()  # Ctrl-C does not wait for the rest of the files
