@@ -9,7 +9,9 @@ from pathlib import Path
 from ropecli.evaluation.report import Cell, Change, Report, loss_change
 from ropecli.evaluation.wording import recall_words
 from ropecli.reporting.extended import candidates_table
+from ropecli.reporting.lines import sets_of
 from ropecli.reporting.report_files import read_reports
+from ropecli.reporting.report_tables import copies_tables
 from ropecli.scaling.registry import find_method
 from ropecli.table import Table, markdown
 
@@ -27,7 +29,7 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
     """found: reports by the name of their file. A table whose report is not there is left out."""
     made: list[Table] = []
     for name, reports in found.items():
-        if name not in _ELSEWHERE and not name.startswith(("versions-12k", "versions-16k", "extend-")):
+        if name not in _ELSEWHERE and not name.startswith(("versions-12k", "versions-16k", "extend-", "copies-")):
             lines = [(named(report), report) for report in reports]
             if name == "prefix-x2-distance":
                 lines += [(report.label, report) for report in found.get("prefix-x2-windows", [])]
@@ -40,6 +42,9 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
         (control, trained), (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
         rows = [(named(report), report) for report in (none, control, yarn, trained)]
         made.append(same_targets("tail-trained", rows, control=control))
+    for name in (name for name in found if name.startswith("copies-")):
+        [table] = copies_tables(sets_of(found[name])[0], verbose=True)
+        made.append(replace(table, title=f"{name}: {table.title}"))
     made += [versions(length, found) for length in ("16k", "12k") if f"versions-{length}" in found]
     return made
 
