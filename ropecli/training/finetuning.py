@@ -238,8 +238,8 @@ def _prepare(
         "processes": launch.world,
         "resolved": recipe.model_dump(mode="json", include={"mixed_precision", "gradient_checkpointing"}),
     }
-    optimizer, trained = make_optimizer(loss_of, recipe), (model, unread, loss_of)
-    return _Run(recipe, launch, checkpoint, output, listener, stream, scoring, *trained, optimizer, settings)
+    modules = (model, unread, loss_of, make_optimizer(loss_of, recipe))
+    return _Run(recipe, launch, checkpoint, output, listener, stream, scoring, *modules, settings)
 
 
 def _run_stage(run: _Run) -> None:
