@@ -33,7 +33,7 @@ layout, 0.5."""
 _NAME = "ropecli:layout"
 # arguments that do not change the attention or that the methods support
 _UNDERSTOOD = {
-    *("scaling", "dropout", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
+    *("dropout", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids", "cache_position"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_cache", "deterministic"),
 }
 
@@ -67,7 +67,7 @@ class AttentionRecorder:
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
 
-    def mask(self, **unused: Any) -> Tensor | None:
+    def mask(self, *, batch_size: int, mask_function: Any = None, **unused: Any) -> Tensor | None:
         """The mask function."""
         return None
 
@@ -105,7 +105,14 @@ class _CausalRecorder(AttentionRecorder):
         return torch.full((batch_size, 1, 1, 3), int(mask_function is causal_mask_function))
 
     def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        **arguments: Any,
     ) -> tuple[Tensor, None]:
         """The attention function. Raises PatchError."""
         name, mask = type(module).__name__, attention_mask
@@ -116,7 +123,7 @@ class _CausalRecorder(AttentionRecorder):
             raise PatchError(f"{name} changes the attention mask, as sparse attention does; it is not supported.")
         if (arguments.get("sliding_window") is not None) == bool(mask.flatten()[0]):
             raise PatchError(f"{name} has either a sliding_window or a mask that hides part of the context, not both.")
-        return super().__call__(module, query, key, value, attention_mask, **arguments)
+        return super().__call__(module, query, key, value, attention_mask, scaling, **arguments)
 
 
 @contextlib.contextmanager

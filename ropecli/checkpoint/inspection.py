@@ -70,7 +70,12 @@ def _kinds_of(layers: Sequence[Layer], ropes: Mapping[str | None, ScaledRope]) -
     kinds = []
     for layer, count in Counter(layers).most_common():
         rope = ropes.get(layer.rope) if layer.rotates else None
-        kind = {"count": count, "attention": layer.attention, "window": layer.window, "rotates": layer.rotates}
+        kind: dict[str, Any] = {
+            "count": count,
+            "attention": layer.attention,
+            "window": layer.window,
+            "rotates": layer.rotates,
+        }
         kind |= {"sees_whole_context": layer.far, "layer_type": layer.rope}
         if rope:
             kind |= {"rope_theta": rope.rope_theta, "method": rope.spec.method.name, "factor": rope.spec.factor}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.checkpoint import files, hub
-from ropecli.config.fields import entries
 from ropecli.errors import CheckpointError, quoted, shown
 from ropecli.hashing import digest, sha256_of
 from ropecli.names import checkpoint_folder, refuse_without_config
@@ -201,12 +200,15 @@ def adapter_base(adapter: Path, revision: str | None = None) -> Checkpoint:
 
 def _refuse_kernels(checkpoint: Checkpoint) -> None:
     """Refuse attention kernels from the Hub: transformers would download and run them (with the `kernels` package)."""
-    for key, value in entries(checkpoint.config, inside=True):
-        if "attn_implementation" in key and "/" in str(value):
-            raise CheckpointError(
-                f"{checkpoint.name}: config.json requests attention code from the Hub ({key}: {shown(value)}), which "
-                f"ropecli does not run. Remove {key}."
-            )
+    parts = [checkpoint.config]
+    for part in parts:
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for key, value in part.items():
+            if "attn_implementation" in key and "/" in str(value):
+                raise CheckpointError(
+                    f"{checkpoint.name}: config.json requests attention code from the Hub ({key}: {shown(value)}), "
+                    f"which ropecli does not run. Remove {key}."
+                )
 
 
 def _check_header(path: Path) -> None:

@@ -206,8 +206,8 @@ def is_known(config: dict[str, Any]) -> bool:
 
 @cache
 def _family(name: str | None) -> Family:
-    own = _table().get(name or "", {})
-    entry = {key: value for key, value in own.items() if key not in ("text_type", "reads_top_level")}
+    listed = _table().get(name or "", {})
+    entry = {key: value for key, value in listed.items() if key not in ("text_type", "reads_top_level")}
     for key, types in BY_HAND.items():
         if name and name in types:
             entry.setdefault(key, types[name] if isinstance(types, dict) else True)

@@ -183,36 +183,28 @@ def attention_of(label: str) -> str | None:
 def kv_cache_bytes(section: dict[str, Any], family: Family, layers: Sequence[Layer], length: int) -> int | None:
     """Bytes of the KV cache of one sequence in bfloat16; None if config.json does not say it.
 
-    Layers with a window keep one token less than the window after a pass (transformers 5.23, cache_utils.py).
+    Layers with a window keep one token less than the window after a pass (transformers 5.23, cache_utils.py). Recurrent
+    layers, and layers that share the cache of others, keep nothing that grows.
     """
     if any(layer.attention in (None, COMPRESSED) for layer in layers):
         return None
+    unshared, values = max(0, len(layers) - (section.get("num_kv_shared_layers") or 0)), 0
     try:
-        values = cached_values(section, family, layers)
+        for layer in layers[:unshared]:
+            if layer.attention not in (RECURRENT, OTHER):
+                tokens = length if layer.far or not layer.window else min(length, layer.window - 1)
+                values += tokens * _cached(section, family, layer) * (1 + family.two_attentions)
     except CheckpointError:
         return None
-    return sum(
-        BFLOAT16 * count * (length if layer.far or not layer.window else min(length, layer.window - 1))
-        for layer, count in zip(layers, values, strict=True)
-    )
-
-
-def cached_values(section: dict[str, Any], family: Family, layers: Sequence[Layer]) -> list[int]:
-    """The values of a token that each layer keeps in the KV cache. Raises CheckpointError if a size is missing.
-
-    0 for recurrent layers, and for layers that share the cache of others. Multi-head latent attention keeps the latent
-    and the rotary part (DeepSeek-V2, arXiv:2405.04434, section 2.1), as transformers does (5.23, deepseek_v3).
-    """
-    unshared = len(layers) - (section.get("num_kv_shared_layers") or 0)
-    return [
-        0
-        if at >= unshared or layer.attention in (RECURRENT, OTHER)
-        else _cached(section, family, layer) * (1 + family.two_attentions)
-        for at, layer in enumerate(layers)
-    ]
+    return BFLOAT16 * values
 
 
 def _cached(section: dict[str, Any], family: Family, layer: Layer) -> int:
+    """The values of a token that an attention keeps in the KV cache. Raises CheckpointError if a size is missing.
+
+    Multi-head latent attention keeps the latent and the rotary part (DeepSeek-V2, arXiv:2405.04434, section 2.1), as
+    transformers does (5.23, deepseek_v3).
+    """
     section = of_layer(section, layer.rope)
     if section.get("kv_lora_rank"):
         return section["kv_lora_rank"] + (section.get(LATENT) or 0)
