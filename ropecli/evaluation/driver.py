@@ -185,8 +185,9 @@ def score_samples(
     work = task.work(chain(*unread)) if progress else {}
     with progress.job(bar, reader, work) if progress else contextlib.nullcontext():
         for batch in unread:
-            for length, tokens in sorted(task.work(batch).items()) if progress else ():
-                progress.begin(length, tokens)
+            if progress:
+                for length, tokens in sorted(task.work(batch).items()):
+                    progress.begin(length, tokens)
             for sample, value in zip(batch, task.score(reader, batch), strict=True):
                 store.add(part, sample, value)
     dtype, device = reader.dtype_and_device()
