@@ -27,7 +27,7 @@ from ropecli.resume import append_record, open_state, read_records, remove_state
 from ropecli.signals import terminated_by_signals
 
 SampleId = tuple[Any, ...]
-"""Strings and numbers. Samples share a batch only if their ids differ in the last place alone."""
+"""Strings and numbers. In a batch they differ in the last place alone, or after the first: Reader.mixes_lengths."""
 Values = dict[SampleId, Any]
 """The JSON value that a task keeps of each sample."""
 _READER: SampleId = ("reader",)
@@ -179,14 +179,15 @@ def score_samples(
         _refuse_another_model(reader, store, longest)
     samples, done = task.samples(one_pass=not reader.follows_length), store.values(part)
     share = samples[workers.rank :: workers.count]
-    unread = [
-        batch for batch in batches(share, lambda sample: sample[:-1], reader.batch_size) if not done.keys() >= {*batch}
-    ]
+    equal = slice(1 if reader.mixes_lengths else -1)
+    cut = batches(share, lambda sample: sample[equal], reader.batch_size)
+    unread = [batch for batch in cut if not done.keys() >= {*batch}]
     work = task.work(chain(*unread)) if progress else {}
     with progress.job(bar, reader, work) if progress else contextlib.nullcontext():
         for batch in unread:
             if progress:
-                progress.begin(task.pass_length(batch[0]), sum(map(task.tokens, batch)))
+                for length, tokens in sorted(task.work(batch).items()):
+                    progress.begin(length, tokens)
             for sample, value in zip(batch, task.score(reader, batch), strict=True):
                 store.add(part, sample, value)
     dtype, device = reader.dtype_and_device()

@@ -20,12 +20,14 @@ _T = TypeVar("_T")
 class Reader:
     """Reads samples. Call `prepare` before anything else.
 
-    batch_size: samples of equal length per call. follows_length: whether frequencies depend on the length, so that
-    every length needs a pass of its own. chunk: tokens per pass; None for all. gives_losses: whether it gives the
-    log-probabilities of given tokens, or only answers. advance: called with the tokens that were read.
+    batch_size: samples per call. mixes_lengths: whether those of several lengths share a call. follows_length: whether
+    frequencies depend on the length, so that every length needs a pass of its own. chunk: tokens per pass; None for
+    all. gives_losses: whether it gives the log-probabilities of given tokens, or only answers. advance: called with the
+    tokens that were read.
     """
 
     batch_size = 1
+    mixes_lengths = False
     follows_length = False
     chunk: int | None = None
     gives_losses = True
@@ -83,6 +85,8 @@ class Reader:
 
 class SequenceReader(Reader):
     """A reader that gives the losses of whole sequences, up to `batch_size` at the same time."""
+
+    mixes_lengths = True
 
     def sequence_losses(self, sequences: Sequence[np.ndarray]) -> Iterable[np.ndarray]:
         """-ln p of each token but the first, shape (tokens - 1,), nats, in order. sequences: ids, shape (tokens,)."""
