@@ -250,7 +250,8 @@ def _map(folder: Path) -> Shard:
         path = folder / f"{name}.bin"
         return np.memmap(path, _TYPES[name], mode="r") if path.stat().st_size else np.empty(0, _TYPES[name])
 
-    return Shard(*map(array, _TYPES), (folder / _REMARKS).read_text(encoding="utf-8").splitlines())
+    remarks = (folder / _REMARKS).read_text(encoding="utf-8").splitlines()
+    return Shard(**{name: array(name) for name in _TYPES}, remarks=remarks)
 
 
 def tokenize_rows(
