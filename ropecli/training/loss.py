@@ -179,10 +179,9 @@ class LongContextLoss(NextTokenLoss):
         """
         ids, labels, positions = batch.ids, batch.labels, batch.positions
         if positions is not None and not batch.packed:
-            part = _restarts(positions).cumsum(1)
-            first = torch.where(_restarts(positions), positions, 0).cummax(1).values
-            losses = self._losses_of(self.hidden(ids, positions - first, packed=True), slice(None), labels)
-            return losses.masked_fill(part == 0, math.nan)
+            begins = torch.where(_restarts(positions), positions, 0).cummax(1).values
+            losses = self._losses_of(self.hidden(ids, positions - begins, packed=True), slice(None), labels)
+            return losses.masked_fill(begins == 0, math.nan)
         losses = torch.full(ids.shape, math.nan, device=ids.device)
         first = self._context.tokens - 1
         for start, stop in self._context.windows(ids.shape[1]):
