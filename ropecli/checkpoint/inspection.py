@@ -67,19 +67,14 @@ def inspect_checkpoint(
 
 def _kinds_of(layers: Sequence[Layer], ropes: Mapping[str | None, ScaledRope]) -> list[dict[str, Any]]:
     """One entry per kind of layer, the most frequent first."""
-    kinds = []
+    kinds: list[dict[str, Any]] = []
     for layer, count in Counter(layers).most_common():
         rope = ropes.get(layer.rope) if layer.rotates else None
-        kind: dict[str, Any] = {
-            "count": count,
-            "attention": layer.attention,
-            "window": layer.window,
-            "rotates": layer.rotates,
-        }
-        kind |= {"sees_whole_context": layer.far, "layer_type": layer.rope}
+        kind = {"count": count, "attention": layer.attention, "window": layer.window, "rotates": layer.rotates}
+        kinds.append({**kind, "sees_whole_context": layer.far, "layer_type": layer.rope})
         if rope:
-            kind |= {"rope_theta": rope.rope_theta, "method": rope.spec.method.name, "factor": rope.spec.factor}
-        kinds.append(kind)
+            scaling = {"rope_theta": rope.rope_theta, "method": rope.spec.method.name, "factor": rope.spec.factor}
+            kinds[-1].update(scaling)
     return kinds
 
 
