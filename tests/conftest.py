@@ -361,7 +361,7 @@ def options_of():
     def make(group, **given):
         notes = {key: getattr(annotation, "__metadata__", ()) for key, annotation in group.__annotations__.items()}
         defaults = {key: note.value for key, each in notes.items() for note in each if isinstance(note, Default)}
-        return {**defaults, **given}
+        return {**dict.fromkeys(notes), **defaults, **given}
 
     return make
 

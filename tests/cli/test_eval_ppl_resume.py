@@ -46,7 +46,7 @@ def test_progress_is_kept_and_another_request_is_refused_by_what_changed(ropecli
     for change, line in (
         (["--dtype", "bfloat16"], "dtype: 'float32' then, 'bfloat16' now"),
         (["--method", "linear", "--factor", 2], "jobs.0.scaling: "),
-        (["--max-documents", 3], "jobs.0.tasks.0.documents: "),
+        (["--max-documents", 3], "jobs.0.task.documents: "),
     ):
         ropecli(*arguments("--output", output, "--resume", *change)).is_refused(line)
     assert (tmp_path / "report.json.state" / "samples-0.jsonl").read_bytes() == before

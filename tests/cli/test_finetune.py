@@ -135,12 +135,17 @@ def test_data_are_shown_before_they_are_paid_for(finetune, chatting, chat):
 
 
 def test_conversations_stand_alone_where_they_cannot_be_packed(finetune, chatting, chat, monkeypatch):
+    from ropecli.training.loss import NextTokenLoss
+
     options = ["--length", 600, "--steps", 1, "--set", "tracker=none"]
     gaps = finetune("--positions", "pose", "--set", "window=700", *options, checkpoint=chatting, data=chat).succeeds()
     assert "one conversation per sequence: --positions pose." in gaps.err
     assert "12 sequences (single)" in gaps.err
     shutil.rmtree(chatting.parent / "run")
-    monkeypatch.setattr("ropecli.training.loss._is_seen_beyond", lambda *given, packed, **more: packed)
+    with_gaps = NextTokenLoss.hidden
+    monkeypatch.setattr(
+        NextTokenLoss, "hidden", lambda self, ids, positions, packed: with_gaps(self, ids, positions, False)
+    )
     unproved = finetune(*options, checkpoint=chatting, data=chat).succeeds()
     assert "one conversation per sequence: LlamaForCausalLM lets packed documents attend to one another" in unproved.err
     shutil.rmtree(chatting.parent / "run")
