@@ -2,7 +2,7 @@
 
 Request    settings of the run; only the same request can resume it
 Records    JSON lines; one that a killed run left incomplete is skipped
-Snapshots  folders named by step, written atomically
+Snapshots  folders named by step, written atomically and checked against a list of files and sizes
 
 OUTPUT.state/            state of an evaluation or of `extend`, removed once its output is written
     request              the request, as one record
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from ropecli.atomic import new_file, sole_use
-from ropecli.errors import OutputError, RecipeError, shown
+from ropecli.errors import OutputError, RecipeError, reason_of, shown
 
-_REQUEST = "request"
+_REQUEST, _FILES = "request", "files.json"
 _ABSENT = object()
 
 
@@ -163,13 +163,26 @@ def begin_snapshot(folder: Path, step: int) -> Path:
 
 
 def complete_snapshot(partial: Path) -> None:
-    """Flush the folder to disk and rename it, replacing a snapshot of that step. Raises OSError."""
+    """List the folder's files, flush it to disk and rename it, replacing a snapshot of that step. Raises OSError."""
     snapshot = partial.with_suffix("")
+    sizes = {str(path.relative_to(partial)): path.stat().st_size for path in partial.rglob("*") if path.is_file()}
+    (partial / _FILES).write_text(json.dumps(sizes, indent=1), encoding="utf-8")
     for path in [*partial.rglob("*"), partial]:  # so that they survive a power cut
         _fsync(path)
     shutil.rmtree(snapshot, ignore_errors=True)
     partial.rename(snapshot)
     _fsync(snapshot.parent)
+
+
+def snapshot_fault(snapshot: Path) -> str | None:
+    """A file that is missing, or has another size than when it was saved; None if all are whole."""
+    try:
+        for name, size in json.loads((snapshot / _FILES).read_text(encoding="utf-8")).items():
+            if not (snapshot / name).is_file() or (snapshot / name).stat().st_size != size:
+                return f"{name} is missing or incomplete"
+    except (OSError, ValueError) as error:
+        return f"{_FILES} cannot be read ({reason_of(error)})"
+    return None
 
 
 def prune_snapshots(folder: Path, newest: int, keep: int, best: int | None = None) -> None:

@@ -116,6 +116,7 @@ FAULTS: list[tuple[str, str]] = [
     ("labels[: len(of_token) - 1] = of_token[1:]", "labels[: len(of_token)] = of_token"),
     ("np.add.at(labels, self._documents(sequence)[scored], 1)", "np.add.at(labels, self._documents(sequence), 1)"),
     ("warm = min(1.0, (step + 1) / (recipe.warmup_steps + 1))", "warm = min(1.0, step / (recipe.warmup_steps + 1))"),
+    ("(snapshot / name).stat().st_size != size", "False"),
     ("step % self.every == 0 or step == self.steps", "step % self.every == 0"),
     ('options["attention_mask"] = torch.ones_like(ids)', "pass"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),

@@ -26,6 +26,7 @@ from ropecli.resume import (
     list_snapshots,
     prune_snapshots,
     refuse_other_request,
+    snapshot_fault,
     snapshot_path,
 )
 from ropecli.training.launch import Launch
@@ -180,7 +181,8 @@ class TrainingCheckpoints:
         if not saved:
             return 0
         saved_step, path = saved[-1]
-        if fault := self._fault_of(lambda: self.launch.accelerator.load_state(str(path))):
+        fault = self.launch.from_main(lambda: snapshot_fault(path))
+        if fault := fault or self._fault_of(lambda: self.launch.accelerator.load_state(str(path))):
             raise OutputError(
                 f"Cannot resume from the checkpoint {path}: {fault}. Delete it to resume from the one before, or to "
                 "start over if there is none."

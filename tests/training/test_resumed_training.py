@@ -65,7 +65,7 @@ def test_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     optimizer = interrupted / "checkpoints" / "000004" / "optimizer.bin"
     optimizer.write_bytes(optimizer.read_bytes()[:-1])
     command = (*command_line(patched_llama, interrupted), "--resume")
-    ropecli(*command).is_refused("Delete it to resume from the one before")
+    ropecli(*command).is_refused("optimizer.bin is missing or incomplete. Delete it to resume from the one before")
     shutil.rmtree(optimizer.parent)
     outcome = ropecli(*command)
     assert outcome.code == 0, outcome.err

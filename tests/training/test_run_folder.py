@@ -108,7 +108,7 @@ try:
     damaged = ""
 except OutputError as error:
     damaged = str(error)
-missing = "No such file" in damaged and "random_states_1.pkl" in damaged
+missing = "random_states_1.pkl is missing or incomplete" in damaged
 answers = gather_object([["could not be written" in full, left == ["000001", "000002"], missing]])
 if first:
     print(*answers, sep="\\n", flush=True)
