@@ -295,6 +295,7 @@ def show_extended(result: "Extended") -> None:
     record = result.as_json()
     if not record["measured"]:
         tell(f"Candidates: {', '.join(result.candidates)}. Measuring takes some {duration(result.seconds)}.")
+        tell("For less time use --budget, fewer --methods or a smaller --length.")
         return
     for sentence in verdict(record):
         tell(sentence)

@@ -69,6 +69,11 @@ def make_candidates(
     state = read_state(checkpoint)
     positions = state.positions
     needed = length / positions.pretraining_length
+    if needed < 1:
+        raise MethodError(
+            f"--length is {length}, and {checkpoint.name} is pretrained on {positions.pretraining_length} tokens: there "
+            "is nothing to extend. Choose a greater --length."
+        )
     subjects = [Subject(checkpoint)] if positions.context_length >= length and methods is None else []
     specs: list[tuple[str, float]] = []
     if (makers := state.before.makers) and makers.extension and makers.extension[1] >= needed and methods is None:

@@ -183,6 +183,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (EVAL + "--stride 5", "--stride applies only to --protocol sliding, not to 'prefix'"),
     (EVAL + "--lengths 24,10000000", "No document has at least 10000000 tokens"),
     (EVAL + "--split train", "data.txt has no splits. Remove the split 'train'."),
+    ("extend source --length 32 --data data.txt -o out", "is pretrained on 64 tokens: there is nothing to extend"),
     (EVAL + "--revision v1", "--revision is v1, but source is not a Hub id"),
     ("eval-ppl source --data rows.jsonl", "rows.jsonl, line 1: no column 'text'. Columns: body.",
      write("rows.jsonl", {"body": "a"})),
