@@ -66,5 +66,6 @@ def _explain(name: str, revision: str | None, error: Exception, cached: str) -> 
         step = f"Check your token, or {login}." if status in (401, 403) else "Try again later."
         return f"{cached}, and the Hub answered with status {status}. {step}"
     if isinstance(error, errors.HTTPError):  # errors of the HTTP client: connection, DNS, certificates
-        return f"{cached}, and {constants.ENDPOINT} cannot be reached: {reason_of(error)}. Check network and proxies, or give a folder."
+        reason = f"{cached}, and {constants.ENDPOINT} cannot be reached: {reason_of(error)}"
+        return f"{reason}. Check network and proxies, or give a folder."
     return f"and the download from the Hub failed: {reason_of(error)}"

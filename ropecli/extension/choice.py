@@ -71,8 +71,8 @@ def make_candidates(
     needed = length / positions.pretraining_length
     if needed < 1:
         raise MethodError(
-            f"--length is {length}, and {checkpoint.name} is pretrained on {positions.pretraining_length} tokens: there "
-            "is nothing to extend. Choose a greater --length."
+            f"--length is {length}, and {checkpoint.name} is pretrained on {positions.pretraining_length} tokens: "
+            "there is nothing to extend. Choose a greater --length."
         )
     subjects = [Subject(checkpoint)] if positions.context_length >= length and methods is None else []
     specs: list[tuple[str, float]] = []
