@@ -81,13 +81,17 @@ class AttentionRecorder:
         scaling: float | None = None,
         **arguments: Any,
     ) -> tuple[Tensor, None]:
-        """The attention function."""
+        """The attention function. Errors: those of `check`."""
         from transformers.integrations.sdpa_attention import repeat_kv
 
+        self.check(type(module).__name__, attention_mask, arguments)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         slides = arguments.get("sliding_window") is not None
         self.calls.append(AttentionCall(module, query.clone(), key.clone(), value.clone(), scaling, slides))
         return repeat_kv(value, query.shape[1] // value.shape[1]).transpose(1, 2).contiguous(), None
+
+    def check(self, name: str, mask: Any, arguments: dict[str, Any]) -> None:
+        """Called before each call is recorded. name: the module, for messages. mask, arguments: of the call."""
 
     def taken(self) -> list[AttentionCall]:
         """The calls. Forgets them."""
@@ -104,18 +108,8 @@ class _CausalRecorder(AttentionRecorder):
 
         return torch.full((batch_size, 1, 1, 3), int(mask_function is causal_mask_function))
 
-    def __call__(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any,
-        scaling: float | None = None,
-        **arguments: Any,
-    ) -> tuple[Tensor, None]:
-        """The attention function. Raises PatchError."""
-        name, mask = type(module).__name__, attention_mask
+    def check(self, name: str, mask: Any, arguments: dict[str, Any]) -> None:
+        """Raises PatchError."""
         unknown = sorted(key for key, value in arguments.items() if value is not None and key not in _UNDERSTOOD)
         if unknown:
             raise PatchError(f"{name} passes unsupported arguments to its attention: {unknown}.")
@@ -123,7 +117,6 @@ class _CausalRecorder(AttentionRecorder):
             raise PatchError(f"{name} changes the attention mask, as sparse attention does; it is not supported.")
         if (arguments.get("sliding_window") is not None) == bool(mask.flatten()[0]):
             raise PatchError(f"{name} has either a sliding_window or a mask that hides part of the context, not both.")
-        return super().__call__(module, query, key, value, attention_mask, scaling, **arguments)
 
 
 @contextlib.contextmanager
