@@ -102,7 +102,7 @@ def _only_new_dialect(state: CheckpointState) -> Iterator[Finding]:
     if width not in (head, int(head * (family.partial_rotary_factor or 1))) and first(section, PARTIAL_KEYS) is None:
         lost.append("partial_rotary_factor")
     if lost:
-        message = f"older readers ignore {' and '.join(lost)}, which only rope_parameters has. Write both dialects."
+        message = f"transformers 4 ignores {' and '.join(lost)}, which only rope_parameters has. Write both dialects."
         yield Finding("one-dialect", message)
 
 

@@ -88,7 +88,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         ),
         overrides=overrides,
         cannot=tuple(_texts(engine.cannot, p)),
-        notes=tuple(_texts((acts_nowhere(layers), engine.without_options(p), *engine.notes), p)),
+        notes=tuple(_texts((acts_nowhere(layers), *engine.notes, engine.without_options(p)), p)),
         findings=p.findings,
         file_name=file_name,
         file_text=file_text,

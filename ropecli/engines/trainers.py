@@ -14,7 +14,7 @@ from ropecli.engines.engine_table import Case, EngineInput, EngineTable
 _SAVED_BY_TRANSFORMERS = (
     (
         "The trained model keeps the scaling, but only in rope_parameters, and has no ropecli.yaml: `ropecli inspect "
-        "OUTPUT` prints the command that also writes the fields of older readers. Merge adapters with `ropecli merge`."
+        "OUTPUT` prints the command that also writes the fields of transformers 4. Merge adapters with `ropecli merge`."
     ),
     Case(lambda p: p.draft_layers > 0, "transformers does not load the MTP layers, so the trained model has none."),
 )

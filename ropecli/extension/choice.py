@@ -36,7 +36,7 @@ from ropecli.evaluation.tasks.recall import Recall
 from ropecli.evaluation.texts import common_lengths, read_texts
 from ropecli.evaluation.verdict import ENOUGH, are_few, certain_sign, decide, level
 from ropecli.live.loading import load_tokenizer
-from ropecli.messages import duration, say, warn
+from ropecli.messages import duration, progress_bar, say, warn
 from ropecli.scaling.registry import find_method, scaling_methods
 from ropecli.scaling.spec import make_spec
 from ropecli.training.validation import Scored
@@ -289,19 +289,20 @@ class Extension:
         """
         ids, longest, _ = self._recall.longest()
         lengths = [max(2, longest // share) for share in _SHARES_TO_TIME]
-        say(f"Estimating the time from passes of up to {lengths[-1]:,} tokens.")
         remaps = [subject.spec.method.remaps for subject in self.candidates]
         speeds = dict[bool, Speed]()
-        for remapping in dict.fromkeys(remaps):
-            subject = self.candidates[remaps.index(True)] if remapping else self.base
-            speeds[remapping] = speed = Speed()
-            with self._factory.open(subject, self._tokenizer) as reader:
-                reader.prepare(ids, longest)
-                list(reader.losses([Window(ids[: lengths[0]], 1, lengths[0])]))  # the very first pass is slow
-                for length in lengths:
-                    started = time.monotonic()
-                    list(reader.losses([Window(ids[:length], 1, length)]))
-                    speed.add(length, length, time.monotonic() - started)
+        with progress_bar("estimating the time", None) as step:
+            for remapping in dict.fromkeys(remaps):
+                subject = self.candidates[remaps.index(True)] if remapping else self.base
+                speeds[remapping] = speed = Speed()
+                with self._factory.open(subject, self._tokenizer) as reader:
+                    reader.prepare(ids, longest)
+                    list(reader.losses([Window(ids[: lengths[0]], 1, lengths[0])]))  # the very first pass is slow
+                    for length in lengths:
+                        step(phase=f"estimating the time from {length:,} tokens")
+                        started = time.monotonic()
+                        list(reader.losses([Window(ids[:length], 1, length)]))
+                        speed.add(length, length, time.monotonic() - started)
         return [speeds[remapping] for remapping in remaps]
 
     def _text_of(self, count: int) -> Perplexity | None:

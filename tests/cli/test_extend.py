@@ -151,7 +151,7 @@ def test_a_dry_run_names_candidates_and_time_and_an_interrupted_run_resumes_from
     for number, name in enumerate("abcd"):  # 241 tokens
         (tmp_path / "short" / name).with_suffix(".txt").write_text(f"{name} = {number}\n" * 60)
     dry = extend("--dry-run", "--json", "--data", tmp_path / "short").succeeds()
-    assert "Estimating the time from passes of up to 128 tokens." in dry.err
+    assert "estimating the time from 128 tokens" in dry.err
     assert "Measuring takes some" in dry.err
     assert "The cost is measured at 128 tokens: too few documents have 256." in dry.err
     assert json.loads(dry.out)["short_length"] == 128
