@@ -21,8 +21,7 @@ from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.names import LENGTH_ONLY
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor, varies_with_length
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from ropecli.config.findings import Finding
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.config.settings import ConfiguredRope, RopeSettings, read_settings
 from ropecli.errors import PatchError
-from ropecli.scaling.scale import remap, scale, varies_with_length
-from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, remap, scale, varies_with_length
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from ropecli.config.layers import layer_labels
 from ropecli.config.settings import RopeSettings, rotary_share
 from ropecli.errors import PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
-from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScaledRope
+from ropecli.scaling.spec import ScaledRope, varies_with_length
 from ropecli.scaling.yarn import yarn_attention_factor
 
 _REPLACED = {"rope_type", "type", "rope_theta", *sum(NATIVE_KEYS.values(), ())} - {"partial_rotary_factor"}

@@ -14,8 +14,7 @@ from ropecli.config.fields import section_of
 from ropecli.errors import CheckpointError, RopecliError, shown
 from ropecli.rope import Remapping
 from ropecli.scaling.registry import find_method, scaling_methods
-from ropecli.scaling.scale import remapping_of
-from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, remapping_of
 from ropecli.scaling.temperature import TEMPERATURES
 
 PREFIX = "ropecli:"

@@ -30,8 +30,7 @@ from ropecli.config.makers import Makers, find_makers, released_bases
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, scale
 
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 

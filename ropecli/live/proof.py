@@ -19,8 +19,7 @@ from ropecli.live.rotary import FOLLOWS_LENGTH, RotaryTable, rotary_tables
 from ropecli.live.skeleton import build_without_weights
 from ropecli.live.stock_transformers import stock_config_of
 from ropecli.messages import warn
-from ropecli.scaling.scale import scale, varies_with_length
-from ropecli.scaling.spec import ScaledRope
+from ropecli.scaling.spec import ScaledRope, scale, varies_with_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

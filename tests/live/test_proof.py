@@ -12,8 +12,7 @@ from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.config import settings
 from ropecli.errors import ProofError
 from ropecli.live.proof import prove
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import make_spec
+from ropecli.scaling.spec import make_spec, scale
 
 TWO_LISTS = {"long_factor": [4.0] * 16, "short_factor": [1.1] * 16}
 LAYERS = ["sliding_attention", "full_attention"]
