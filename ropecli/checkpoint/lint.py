@@ -151,11 +151,7 @@ def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
 
 
 def _lengths(state: CheckpointState) -> Iterator[Finding]:
-    main, context, written = (
-        state.positions.main,
-        state.positions.context_length,
-        state.settings.max_position_embeddings,
-    )
+    main, written = state.positions.main, state.settings.max_position_embeddings
     yield from plan_warnings.switches(main)
     if _falls_short(state) and not state.before.overruled_by:
         for finding in plan_warnings.beyond_scaling(main, written):
@@ -168,6 +164,7 @@ def _lengths(state: CheckpointState) -> Iterator[Finding]:
         )
         yield Finding("context-below-scaling", message)
     longest = (state.checkpoint.tokenizer_config or {}).get("model_max_length")
+    context = state.positions.context_length
     if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < context:
         message = (
             f"the tokenizer's model_max_length is {longest:g} tokens, below the context length of {context}: longer "
@@ -208,12 +205,9 @@ def _falls_short(state: CheckpointState) -> bool:
 
 def _stops_early(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is shorter than the scaling reaches."""
+    method = state.positions.main.spec.method.name
     shorter = state.settings.max_position_embeddings < state.positions.context_length
-    return (
-        state.positions.main.spec.method.name in (*_BY_RATIO, "longrope")
-        and shorter
-        and not state.guesses_pretraining_length
-    )
+    return method in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
 
 
 def fix_command(state: CheckpointState) -> str | None:
