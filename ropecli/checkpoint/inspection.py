@@ -123,7 +123,7 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
     name, positions, family = shlex.quote(state.checkpoint.name), state.positions, state.settings.family
     unknown = any(layer.attention is None for layer in layers)
     trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
-    if state.guesses_pretraining_length:
+    if state.before.guesses_pretraining_length:
         trained = f"scaled by {scaling.method} ×{scaling.factor:g} from a pretraining length that config.json lacks"
     elif state.before.overruled_by and state.note is None:
         trained += f", and scaled by {scaling.method} ×{scaling.factor:g}, which is not the makers'"

@@ -200,14 +200,14 @@ def _falls_short(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is longer than the scaling reaches."""
     main = state.positions.main
     longer = state.settings.max_position_embeddings > main.scaled_length
-    return main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
+    return main.spec.method.name in _BY_RATIO and longer and not state.before.guesses_pretraining_length
 
 
 def _stops_early(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is shorter than the scaling reaches."""
     method = state.positions.main.spec.method.name
     shorter = state.settings.max_position_embeddings < state.positions.context_length
-    return method in (*_BY_RATIO, "longrope") and shorter and not state.guesses_pretraining_length
+    return method in (*_BY_RATIO, "longrope") and shorter and not state.before.guesses_pretraining_length
 
 
 def fix_command(state: CheckpointState) -> str | None:
@@ -243,7 +243,7 @@ def fix_command(state: CheckpointState) -> str | None:
 
 def _fixing_lengths(state: CheckpointState) -> dict[str, Any]:
     """Options that set the true pretraining length and keep the context length."""
-    if state.guesses_pretraining_length:
+    if state.before.guesses_pretraining_length:
         return {"original_length": state.before.unscaled.pretraining_length if state.before.unscaled else "N"}
     main, written = state.positions.main, state.settings.max_position_embeddings
     if main.spec.method.name == "dynamic" or written == main.scaled_length or _stops_early(state):

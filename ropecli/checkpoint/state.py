@@ -100,11 +100,6 @@ class CheckpointState:
                 ropes[label] = replace(ropes[label], spec=spec, remapping=saved.remapping())
         return ropes
 
-    @property
-    def guesses_pretraining_length(self) -> bool:
-        """Whether config.json has a scaling without its pretraining length."""
-        return self.note is None and self.before.guesses_pretraining_length
-
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """About missing or contradictory values in the files."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli.config.dialects import (
-    ENGINE_TYPES,
     LOCAL_THETA,
     MAX_POSITIONS,
     MSCALE_PAIR,
@@ -20,7 +19,6 @@ from ropecli.config.dialects import (
     parameters_by_layer_type,
     rope_type_of,
     translated,
-    written_type_of,
 )
 from ropecli.config.families import MSCALES, Family, family_of
 from ropecli.config.fields import check_fields, entries, first, head_dim, number_of, rotary_dim, section_of
@@ -147,7 +145,6 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
         findings += _ignored_lengths(section, by_layer_type, ropes)
     in_config = makers.pretraining_length if makers and makers.in_config else max_positions
     config_length = next((length for length in named.values() if length), in_config)
-    findings += _engine_types(rotating)
     default_base, wrong_base = _default_base(section, family, main)
     findings += [wrong_base] if wrong_base else []
     return RopeSettings(
@@ -182,18 +179,6 @@ def _default_base(section: dict[str, Any], family: Family, parameters: Parameter
     released = " or ".join(f"{other:,.10g}" for other in sorted(others))
     advice = f"Released models of this kind have {released}. Write rope_theta into config.json."
     return "", Finding(DEFAULT_BASE, f"{sentence} {advice}")
-
-
-def _engine_types(rotating: Mapping[str | None, Parameters]) -> Iterator[Finding]:
-    """Findings about a rope_type that only engines know."""
-    for kind in dict.fromkeys(map(written_type_of, rotating.values())):
-        if kind in ENGINE_TYPES:
-            read_as, engines, meaning = ENGINE_TYPES[kind]
-            yield Finding(
-                "engine-type",
-                f"transformers has no rope_type {kind!r}. {engines} it: {meaning}. ropecli reads it as {read_as}, and "
-                "cannot prove that.",
-            )
 
 
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
