@@ -83,25 +83,20 @@ def decoder_layers(model: "PreTrainedModel") -> torch.nn.ModuleList:
     return next((part for part in lists if len(part) == count), None) or max(lists, key=len)
 
 
-def small_config(config: Any) -> tuple[Any, list[int]]:
-    """The config of the small model, and for each layer of the large one the place of its kind there."""
+def make_small_model(config: Any) -> "tuple[PreTrainedModel, list[int]]":
+    """Build a model of the same architecture and head geometry with random weights, in float32, on the CPU.
+
+    config: as read by transformers' AutoConfig; it is not changed. Multimodal models are reduced to their text model if
+    it can be built separately. No weight is constant, so that nothing commutes with a rotation by accident. Returns
+    also the place there of each layer of the large model. Raises CheckpointError if transformers cannot build it.
+    """
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
     text = config.get_text_config()
     config = text if type(text) in AutoModelForCausalLM._model_mapping else config
     _shrink(config)
-    return few_layers(config, _MAX_LAYERS)
-
-
-def make_small_model(config: Any) -> "tuple[PreTrainedModel, list[int]]":
-    """Build a model of the same architecture and head geometry with random weights, in float32, on the CPU.
-
-    config: as read by transformers' AutoConfig; it is not changed. Multimodal models are reduced to their text model if
-    it can be built separately. No weight is constant, so that nothing commutes with a rotation by accident. Returns the
-    places of small_config too. Raises CheckpointError if transformers cannot build it.
-    """
-    small, places = small_config(config)
+    small, places = few_layers(config, _MAX_LAYERS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = build_model(small, "cpu", **_PLAIN).eval()
