@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,40 +25,32 @@ from ropecli.config.changes import ConfigChange, diff
 from ropecli.errors import PatchError
 from ropecli.messages import size, warn
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
 
 TRAINED_AFTER = "trained_after_patch"
 """The key in ropecli.yaml of a patched checkpoint whose weights were trained with the patch."""
-Prove = Callable[[Path, Mapping[str | None, ScaledRope], dict[str, Any]], int]
-"""Compares the model that stock transformers builds from folder/config.json with the ropes and the original config;
-returns the number of tables that agree."""
 
 
 def write_patch(
     plan: PatchPlan,
     output: Path,
     *,
-    prove: Prove | None = None,
     link: bool = True,
     check: Callable[[Path], None] = lambda folder: None,
-) -> int:
-    """Write the patched checkpoint. Returns the result of `prove`, or 0.
+) -> None:
+    """Write the patched checkpoint, which the caller has proved.
 
-    plan: for a distance method, with its layout (attention.patching.with_layout). prove: compares the written config
-    with the live model (see attention.patching.patch_to). link: hard-link the weights where possible; otherwise copy
-    them, with a warning. check: called on the complete folder before it is renamed. Raises OSError,
-    OutputError, ProofError: nothing is written.
+    plan: for a distance method, with its layout (attention.patching.with_layout). link: hard-link the weights where
+    possible; otherwise copy them, with a warning. check: called on the complete folder before it is renamed. Raises
+    OSError, OutputError: nothing is written.
     """
     plan.source.weight_files()
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
         tokenizer_config, lengths = _raise_tokenizer(plan)
         _write_record(folder, plan, lengths)
-        proved = prove(folder, plan.positions.ropes, plan.original) if prove else 0
         _place_files(plan.source, folder, tokenizer_config, link=link)
         check(folder)
-    return proved
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

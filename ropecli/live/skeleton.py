@@ -8,7 +8,6 @@ vocabulary, the feed-forward parts, the experts and the number of layers.
 import copy
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 
 from ropecli.errors import CheckpointError
 from ropecli.live.rotary import reset_tables, rotary_tables
-from ropecli.live.stock_transformers import auto_class_of, quiet_transformers, read_stock_config, reason_of_stock
+from ropecli.live.stock_transformers import auto_class_of, quiet_transformers, reason_of_stock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,12 +61,12 @@ def build_model(config: Any, device: str = "meta", **options: Any) -> "PreTraine
 
 
 def build_without_weights(config: Any) -> "PreTrainedModel":
-    """Build the model of a config.json on the meta device, with its rotary modules on the CPU.
+    """Build the model of a config on the meta device, with its rotary modules on the CPU.
 
-    config: a folder, or the config as read by transformers. The rotary modules are recreated from the config as
-    from_pretrained does after loading the weights. Raises CheckpointError, and PatchError if it has no rotary table.
+    config: as read by transformers. The rotary modules are recreated from it as from_pretrained does after loading the
+    weights. Raises CheckpointError, and PatchError if there is no rotary table.
     """
-    model = build_model(read_stock_config(config) if isinstance(config, Path) else config)
+    model = build_model(config)
     reset_tables(rotary_tables(model), "cpu")
     return model
 
