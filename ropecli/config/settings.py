@@ -227,7 +227,12 @@ def _read_rope(
         share = None
     width = rotary_dim(section, head, share)
     parameters, method = translated(parameters, width), _read_method(parameters, family)
-    geometry = RopeGeometry(head, width, _base(parameters, family, width), original, layer_type, still)
+    theta = parameters["rope_theta"]
+    if has_alpha(parameters, family) and width > 2:
+        theta *= parameters["alpha"] ** (width / (width - 2))
+    if not 1 < theta < math.inf:
+        raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
+    geometry = RopeGeometry(head, width, theta, original, layer_type, still)
     return ConfiguredRope(geometry, _read_spec(parameters, method, max_positions / original, family), far)
 
 
@@ -242,15 +247,6 @@ def _no_length(
     named = f" {unscaled.pretraining_length} ({unscaled.source})" if unscaled else ""
     message = f"config.json scales by {method} but has no pretraining length; using max_position_embeddings, "
     yield Finding(NO_LENGTH, f"{message}{max_positions}{read}. Correct it with patch --original-length{named}.")
-
-
-def _base(parameters: Parameters, family: Family, width: int) -> float:
-    theta = parameters["rope_theta"]
-    if has_alpha(parameters, family) and width > 2:
-        theta *= parameters["alpha"] ** (width / (width - 2))
-    if not 1 < theta < math.inf:
-        raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
-    return theta
 
 
 def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:
