@@ -191,19 +191,6 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in base if key not in ignored and any(differ(report, key) for report in reports[1:])]
 
 
-def merge_sentence(differing: Sequence[str]) -> str:
-    """Whether positions allow to merge the weights of two checkpoints (mergekit issues 325 and 667)."""
-    verdict = "positions allow it. Base, scaling and lengths are the same."
-    if {"rope_theta", "method", "factor", "params", "attention_factor", "rotary_dim", "remaps"} & {*differing}:
-        verdict = (
-            "they rotate differently, and a merge has one rotation. The longer weights were trained with the other, "
-            "the worse they read with it: measure it."
-        )
-    elif {"pretraining_length", "context_length"} & {*differing}:
-        verdict = "they rotate alike, but the lengths differ. Expect the shorter, and measure the longer."
-    return f"To merge their weights: {verdict}"
-
-
 def _describe(rope: ScaledRope) -> dict[str, Any]:
     geometry = rope.geometry
     finite = rope.wavelength[np.isfinite(rope.wavelength)]
