@@ -16,7 +16,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState, read_state
-from ropecli.config.fields import draft_layers, is_drafter
+from ropecli.config.fields import is_drafter
 from ropecli.config.findings import MISREAD, Finding
 from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, acts_nowhere, kv_cache_bytes, limit_of_far
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
@@ -107,11 +107,6 @@ def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
         )
     if any("mrope_section" in (state.section.get(key) or {}) for key in ("rope_parameters", "rope_scaling")):
         yield "The positions of an image grow more slowly than its tokens (mrope): images reach further than text."
-    if drafts := draft_layers(state.section):
-        yield (
-            f"Layers for multi-token prediction (MTP), which can draft tokens: {drafts}. They read config.json, so a "
-            "patch scales them too."
-        )
     if is_drafter(state.checkpoint.config):
         yield (
             "It drafts tokens for another model, at that model's positions: patch it with the same --method and "
