@@ -120,7 +120,7 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
     trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
     if state.before.guesses_pretraining_length:
         trained = f"scaled by {scaling.method} ×{scaling.factor:g} from a pretraining length that config.json lacks"
-    elif state.before.overruled_by and state.note is None:
+    elif state.before.overruled_by:
         trained += f", and scaled by {scaling.method} ×{scaling.factor:g}, which is not the makers'"
     elif scaling.method.name != "none" and scaling.factor > 1:
         trained += f" and scaled to {positions.context_length} by {scaling.method} ×{scaling.factor:g}"
@@ -157,7 +157,7 @@ def _advice(state: CheckpointState) -> str:
 def _extension(state: CheckpointState) -> dict[str, Any] | None:
     """The makers' scaling, for a checkpoint that has none yet."""
     makers = state.before.makers
-    if makers is None or makers.extension is None or state.note is not None:
+    if makers is None or makers.extension is None:
         return None
     method, factor, source, trained = makers.extension
     return {

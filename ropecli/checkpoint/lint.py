@@ -56,8 +56,6 @@ def _against_makers(state: CheckpointState) -> Iterator[Finding]:
     """A scaling, or a length without one, that the makers' training does not explain."""
     spec, before = state.positions.main.spec, state.before
     theirs, makers = before.overruled_by, before.makers
-    if state.note:
-        return
     if theirs and theirs.pretraining_length > before.config_length:
         what = f"{spec.method} ×{spec.factor:g} of {before.config_length} tokens is not the makers' scaling"
         trained = f"they trained on {theirs.pretraining_length} tokens ({theirs.source}), and it makes the model worse"

@@ -50,7 +50,7 @@ class RopeSettings:
     """The RoPE settings of config.json. findings: about missing or contradictory values.
 
     parameters: as they were read, by layer type; None for one without rotary embeddings. makers: what the makers say of
-    the model; None if they are not known, or --original-length overrules them. config_length: the pretraining length
+    the model; None if unknown, or overruled by --original-length or ropecli.yaml. config_length: the pretraining length
     that config.json alone gives, tokens. unscaled: what the makers say without the scaling in config.json. layers: see
     read_layers. default_base: a sentence if no field names the base, unless a finding says so.
     """
