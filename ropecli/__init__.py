@@ -46,28 +46,27 @@ if TYPE_CHECKING:
     from ropecli.live.rotary import rotary_tables as rotary_tables
     from ropecli.live.rotary import unpatched_after as unpatched_after
     from ropecli.rope import RopeGeometry as RopeGeometry
-    from ropecli.scaling.scale import scale as scale
     from ropecli.scaling.spec import ScaledRope as ScaledRope
     from ropecli.scaling.spec import ScalingSpec as ScalingSpec
     from ropecli.scaling.spec import make_spec as make_spec
+    from ropecli.scaling.spec import scale as scale
 
 _HOMES = {
-    # what they take and return
+    # what they take and return, and the mathematics
     "ropecli.checkpoint.state": "CheckpointState read_state",
     "ropecli.checkpoint.patch_plan": "PatchPlan make_plan",
     "ropecli.errors": "RopecliError",
     "ropecli.evaluation.report": "Report",
     "ropecli.commands.measure": "Reports",
     "ropecli.rope": "RopeGeometry",
-    "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec",
-    # for notebooks: the mathematics, and a model patched in memory
+    "ropecli.scaling.spec": "ScaledRope ScalingSpec make_spec scale",
+    # for notebooks: a model patched in memory
     "ropecli.attention": "load_model",
     "ropecli.attention.loaded": "check_loaded",
     "ropecli.attention.patching": "live_patch",
     "ropecli.checkpoint.opening": "open_checkpoint",
     "ropecli.live.loading": "load_tokenizer",
     "ropecli.live.rotary": "rotary_tables unpatched_after",
-    "ropecli.scaling.scale": "scale",
 }
 _API = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = [*COMMANDS, *_API]

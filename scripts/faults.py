@@ -130,7 +130,7 @@ FAULTS: list[tuple[str, str]] = [
     ("allowed = _RELATIVE * rope.inv_freq + _RELATIVE_TO_BASE * rope.geometry.inv_freq() + NO_ROTATION", "allowed = rope.inv_freq + NO_ROTATION"),
     ("if abs(attention_factor - expected) > _RELATIVE * expected:", "if False:"),
     ("if not np.array_equal(axes, before):", "if False:"),
-    ("before = None if original is None else require_reading(original)", "before = None"),
+    ("before = require_reading(plan.original)", "before = None"),
     ("return self.inv_freq, self.attention_factor if exact else applied", "return self.inv_freq, self.attention_factor"),
     ("require_reading(self.checkpoint.config, model)", "pass"),
     ("positions.tolist(), positions[axes]", "positions.tolist(), positions[0]"),
@@ -145,7 +145,7 @@ FAULTS: list[tuple[str, str]] = [
     ("return before + after if end else readme", "return readme"),
     ("if not any(_is_of(report, checkpoint) for report in measured):", "if False:"),
     ("if not (existing.private or public):", "if False:"),
-    ("if others := sorted(set(loaded) - set(names)):", "if others := []:"),
+    ("if others := sorted(loaded - set(names)):", "if others := []:"),
     # big models and large sources
     ("return replace(self, limit=HUB_DOCUMENTS)", "return self"),
     ("removeprefix(codecs.BOM_UTF8) if number == 1 else line", "strip()"),

@@ -376,8 +376,13 @@ def live():
     """live(folder) -> by layer type, the rotary table of the model that stock transformers builds from config.json."""
     from ropecli.live.rotary import rotary_tables
     from ropecli.live.skeleton import build_without_weights
+    from ropecli.live.stock_transformers import read_stock_config
 
-    return lambda folder: {table.layer_type: table for table in rotary_tables(build_without_weights(folder))}
+    def tables(folder: Path) -> dict:
+        model = build_without_weights(read_stock_config(folder))
+        return {table.layer_type: table for table in rotary_tables(model)}
+
+    return tables
 
 
 @pytest.fixture

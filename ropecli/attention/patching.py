@@ -36,11 +36,14 @@ _SAME_IN_HALF = 5e-2
 
 
 def patch_to(plan: PatchPlan, output: Path, *, verify: bool = True) -> int:
-    """Write the patched checkpoint. Returns the number of rotary tables compared (0 without `verify`).
+    """Prove the plan and write the patched checkpoint. Returns the number of rotary tables compared.
 
-    Raises OutputError, ProofError; then the output is removed.
+    verify: false to skip the proof, which gives 0. Raises OutputError, ProofError: nothing is written.
     """
-    return write_patch(with_layout(plan), output, prove=prove if verify else None)
+    plan = with_layout(plan)
+    proved = prove(plan) if verify else 0
+    write_patch(plan, output)
+    return proved
 
 
 def with_layout(plan: PatchPlan) -> PatchPlan:

@@ -12,7 +12,7 @@ from ropecli.checkpoint.files import is_file
 from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.state import Positions, read_state
 from ropecli.hashing import digest, sha256_of
-from ropecli.scaling.scale import varies_with_length
+from ropecli.scaling.spec import varies_with_length
 
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja")
 

@@ -16,7 +16,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
 from ropecli.checkpoint.provenance import patch_command
 from ropecli.checkpoint.state import CheckpointState, read_state
-from ropecli.config.fields import draft_layers, is_drafter
+from ropecli.config.fields import is_drafter
 from ropecli.config.findings import MISREAD, Finding
 from ropecli.config.layers import COMPRESSED, RECURRENT, SPARSE, Layer, acts_nowhere, kv_cache_bytes, limit_of_far
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, make_spec
@@ -107,11 +107,6 @@ def _limits(state: CheckpointState, layers: Sequence[Layer]) -> Iterator[str]:
         )
     if any("mrope_section" in (state.section.get(key) or {}) for key in ("rope_parameters", "rope_scaling")):
         yield "The positions of an image grow more slowly than its tokens (mrope): images reach further than text."
-    if drafts := draft_layers(state.section):
-        yield (
-            f"Layers for multi-token prediction (MTP), which can draft tokens: {drafts}. They read config.json, so a "
-            "patch scales them too."
-        )
     if is_drafter(state.checkpoint.config):
         yield (
             "It drafts tokens for another model, at that model's positions: patch it with the same --method and "
@@ -123,9 +118,9 @@ def _limit_of_positions(state: CheckpointState, layers: Sequence[Layer]) -> str:
     name, positions, family = shlex.quote(state.checkpoint.name), state.positions, state.settings.family
     unknown = any(layer.attention is None for layer in layers)
     trained, scaling = f"pretrained on {positions.pretraining_length} tokens", positions.main.spec
-    if state.guesses_pretraining_length:
+    if state.before.guesses_pretraining_length:
         trained = f"scaled by {scaling.method} ×{scaling.factor:g} from a pretraining length that config.json lacks"
-    elif state.before.overruled_by and state.note is None:
+    elif state.before.overruled_by:
         trained += f", and scaled by {scaling.method} ×{scaling.factor:g}, which is not the makers'"
     elif scaling.method.name != "none" and scaling.factor > 1:
         trained += f" and scaled to {positions.context_length} by {scaling.method} ×{scaling.factor:g}"
@@ -162,7 +157,7 @@ def _advice(state: CheckpointState) -> str:
 def _extension(state: CheckpointState) -> dict[str, Any] | None:
     """The makers' scaling, for a checkpoint that has none yet."""
     makers = state.before.makers
-    if makers is None or makers.extension is None or state.note is not None:
+    if makers is None or makers.extension is None:
         return None
     method, factor, source, trained = makers.extension
     return {
@@ -189,19 +184,6 @@ def differences(reports: Sequence[dict[str, Any]]) -> list[str]:
         return base[key] != report[key] or (before.keys() == after.keys() and before != after)
 
     return [key for key in base if key not in ignored and any(differ(report, key) for report in reports[1:])]
-
-
-def merge_sentence(differing: Sequence[str]) -> str:
-    """Whether positions allow to merge the weights of two checkpoints (mergekit issues 325 and 667)."""
-    verdict = "positions allow it. Base, scaling and lengths are the same."
-    if {"rope_theta", "method", "factor", "params", "attention_factor", "rotary_dim", "remaps"} & {*differing}:
-        verdict = (
-            "they rotate differently, and a merge has one rotation. The longer weights were trained with the other, "
-            "the worse they read with it: measure it."
-        )
-    elif {"pretraining_length", "context_length"} & {*differing}:
-        verdict = "they rotate alike, but the lengths differ. Expect the shorter, and measure the longer."
-    return f"To merge their weights: {verdict}"
 
 
 def _describe(rope: ScaledRope) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Rules only read config.json and the names of files, and report only what is cert
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.families import ignores_top_level, is_known
 from ropecli.config.fields import first
-from ropecli.config.findings import DEFAULT_BASE, TEXT_TRUNCATE, Finding
+from ropecli.config.findings import DEFAULT_BASE, Finding
 from ropecli.errors import RopecliError, quoted, shown
 
 _READ = {"rope_type", "type", "rope_theta", "mixed_b", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}
@@ -57,8 +56,6 @@ def _against_makers(state: CheckpointState) -> Iterator[Finding]:
     """A scaling, or a length without one, that the makers' training does not explain."""
     spec, before = state.positions.main.spec, state.before
     theirs, makers = before.overruled_by, before.makers
-    if state.note:
-        return
     if theirs and theirs.pretraining_length > before.config_length:
         what = f"{spec.method} ×{spec.factor:g} of {before.config_length} tokens is not the makers' scaling"
         trained = f"they trained on {theirs.pretraining_length} tokens ({theirs.source}), and it makes the model worse"
@@ -152,11 +149,7 @@ def _unread_keys(state: CheckpointState) -> Iterator[Finding]:
 
 
 def _lengths(state: CheckpointState) -> Iterator[Finding]:
-    main, context, written = (
-        state.positions.main,
-        state.positions.context_length,
-        state.settings.max_position_embeddings,
-    )
+    main, written = state.positions.main, state.settings.max_position_embeddings
     yield from plan_warnings.switches(main)
     if _falls_short(state) and not state.before.overruled_by:
         for finding in plan_warnings.beyond_scaling(main, written):
@@ -169,6 +162,7 @@ def _lengths(state: CheckpointState) -> Iterator[Finding]:
         )
         yield Finding("context-below-scaling", message)
     longest = (state.checkpoint.tokenizer_config or {}).get("model_max_length")
+    context = state.positions.context_length
     if isinstance(longest, int | float) and not isinstance(longest, bool) and longest < context:
         message = (
             f"the tokenizer's model_max_length is {longest:g} tokens, below the context length of {context}: longer "
@@ -204,17 +198,14 @@ def _falls_short(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is longer than the scaling reaches."""
     main = state.positions.main
     longer = state.settings.max_position_embeddings > main.scaled_length
-    return main.spec.method.name in _BY_RATIO and longer and not state.guesses_pretraining_length
+    return main.spec.method.name in _BY_RATIO and longer and not state.before.guesses_pretraining_length
 
 
 def _stops_early(state: CheckpointState) -> bool:
     """Return whether max_position_embeddings is shorter than the scaling reaches."""
+    method = state.positions.main.spec.method.name
     shorter = state.settings.max_position_embeddings < state.positions.context_length
-    return (
-        state.positions.main.spec.method.name in (*_BY_RATIO, "longrope")
-        and shorter
-        and not state.guesses_pretraining_length
-    )
+    return method in (*_BY_RATIO, "longrope") and shorter and not state.before.guesses_pretraining_length
 
 
 def fix_command(state: CheckpointState) -> str | None:
@@ -228,8 +219,6 @@ def fix_command(state: CheckpointState) -> str | None:
     if command := _makers_fix(state):
         return command
     spec, options, labels = main.spec, _fixing_lengths(state), None
-    if any(finding.rule == TEXT_TRUNCATE for finding in state.before.findings):
-        spec = replace(spec, params={**spec.params, "truncate": False})
     lengths: dict[str, Any] = {key: value for key, value in options.items() if isinstance(value, int)}
     if note and main.geometry.layer_type not in note.layer_types:
         spec, labels = note.spec(), list(map(str, note.layer_types))
@@ -252,7 +241,7 @@ def fix_command(state: CheckpointState) -> str | None:
 
 def _fixing_lengths(state: CheckpointState) -> dict[str, Any]:
     """Options that set the true pretraining length and keep the context length."""
-    if state.guesses_pretraining_length:
+    if state.before.guesses_pretraining_length:
         return {"original_length": state.before.unscaled.pretraining_length if state.before.unscaled else "N"}
     main, written = state.positions.main, state.settings.max_position_embeddings
     if main.spec.method.name == "dynamic" or written == main.scaled_length or _stops_early(state):

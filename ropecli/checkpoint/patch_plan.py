@@ -1,7 +1,7 @@
 """Plans a patch: everything that it would write, without writing it."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,6 @@ from ropecli.config.settings import RopeSettings, read_settings
 from ropecli.errors import MethodError, PatchError
 from ropecli.names import LENGTH_ONLY
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.scale import varies_with_length
 from ropecli.scaling.spec import ScaledRope, ScalingSpec, check_factor
 
 
@@ -111,8 +110,6 @@ def make_plan(
     state, keeps = read_state(checkpoint), spec.method.name == "none"
     config, settings, findings = _before_patches(state, original_length, keeps_shipped=keeps)
     labels = _labels_to_scale(checkpoint.name, settings, spec, layer_types)
-    if spec.method.remaps:
-        _refuse_near_layers(settings, labels)
     first = next(rope for rope in settings.ropes if rope.geometry.layer_type in labels)
     original, shipped = first.geometry.original_max_position_embeddings, first.spec
     if spec.method.name == "none" and spec.factor == 1 and target_length is None:
@@ -139,7 +136,6 @@ def make_plan(
     # transformers uses max_position_embeddings as dynamic NTK's pretraining length: raising it would disable the method
     written_length = original if spec.method.rope_type == "dynamic" else target
     scaled = {label: ropes[label] for label in labels}
-    _refuse_own_positions(settings, scaled.values())
     # for a distance method alone, the RoPE fields keep the scaling that the checkpoint ships with
     specs = {rope.geometry.layer_type: rope.spec for rope in settings.ropes}
     written = {label: replace(rope, spec=rope.spec.frequency or specs[label]) for label, rope in scaled.items()}
@@ -177,7 +173,13 @@ def _labels_to_scale(
             f"--layer-types {'has unknown ' + ', '.join(unknown) if unknown else 'is empty'}; layer types of {name} "
             f"with rotary positions of their own: {known}."
         )
-    return tuple(label for label in present if label in layer_types)
+    labels, far = tuple(label for label in present if label in layer_types), far_layers(settings)
+    if spec.method.remaps and labels != far:
+        raise PatchError(
+            f"--layer-types is {', '.join(map(str, labels))}; distance methods require the layers that see the whole "
+            f"context ({', '.join(map(str, far))}). Remove --layer-types."
+        )
+    return labels
 
 
 def _beside_shipped(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
@@ -212,27 +214,6 @@ def _with_softmax_scale(spec: ScalingSpec, shipped: ScalingSpec) -> ScalingSpec:
         return spec
     pair = {key: shipped.params[key] for key in MSCALE_PAIR if key in shipped.params}
     return replace(spec, params={**spec.params, **pair})
-
-
-def _refuse_own_positions(settings: RopeSettings, ropes: Iterable[ScaledRope]) -> None:
-    """Refuse length-dependent frequencies for compressors: transformers recomputes them for each set of positions."""
-    for rope in ropes:
-        if rope.geometry.layer_type in settings.family.own_positions and varies_with_length(rope):
-            raise PatchError(
-                f"{rope.spec.method} depends on the length, but the compressors of {settings.family.model_type} have "
-                "their own positions, so one forward pass would mix several frequencies. Use a method with constant "
-                "frequencies, such as yarn or ntk."
-            )
-
-
-def _refuse_near_layers(settings: RopeSettings, labels: Sequence[str | None]) -> None:
-    """Raise PatchError unless `labels` are exactly the layer types that see the whole context."""
-    far = [rope.geometry.layer_type for rope in settings.ropes if rope.far]
-    if set(labels) != set(far):
-        raise PatchError(
-            f"--layer-types is {', '.join(map(str, labels))}; distance methods require the layers that see the whole "
-            f"context ({', '.join(map(str, far)) or 'none with rotary positions'}). Remove --layer-types."
-        )
 
 
 def _refuse_unknown_original(state: CheckpointState) -> None:

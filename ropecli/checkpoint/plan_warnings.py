@@ -9,8 +9,7 @@ from ropecli.checkpoint.opening import Checkpoint
 from ropecli.config.findings import Finding
 from ropecli.config.layers import limit_of_far
 from ropecli.config.settings import RopeSettings
-from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScaledRope
+from ropecli.scaling.spec import ScaledRope, varies_with_length
 
 
 def of_scaling(

@@ -19,8 +19,7 @@ from ropecli.config.findings import Finding
 from ropecli.config.saved_remapping import SavedRemapping, read_saved_remapping
 from ropecli.config.settings import ConfiguredRope, RopeSettings, read_settings
 from ropecli.errors import PatchError
-from ropecli.scaling.scale import remap, scale, varies_with_length
-from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, remap, scale, varies_with_length
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,6 @@ class CheckpointState:
                 spec = replace(saved.spec, factor=factor)
                 ropes[label] = replace(ropes[label], spec=spec, remapping=saved.remapping())
         return ropes
-
-    @property
-    def guesses_pretraining_length(self) -> bool:
-        """Whether config.json has a scaling without its pretraining length."""
-        return self.note is None and self.before.guesses_pretraining_length
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:

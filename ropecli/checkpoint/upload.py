@@ -5,17 +5,7 @@ from fnmatch import fnmatch
 from glob import escape
 from pathlib import Path
 
-from ropecli.checkpoint.files import (
-    ADAPTER_CONFIG,
-    CONFIG,
-    PROVENANCE,
-    PUBLIC_FILES,
-    README,
-    RUN,
-    WEIGHTS,
-    is_own_file,
-    read_file,
-)
+from ropecli.checkpoint import files
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
 from ropecli.checkpoint.provenance import entry
 from ropecli.checkpoint.state import CheckpointState, read_state
@@ -45,17 +35,18 @@ def open_written(folder: Path, repo: str) -> CheckpointState:
 
 def files_to_push(checkpoint: Checkpoint) -> list[Path]:
     """The files of a checkpoint that belong on the Hub, with ropecli.yaml. Says which others stay."""
-    own = [checkpoint.folder / name for name in (CONFIG, PROVENANCE)]
-    files = {path: any(fnmatch(path.name.lower(), public) for public in PUBLIC_FILES) for path in checkpoint.files()}
-    if others := ", ".join(path.name for path, is_public in files.items() if not is_public):
+    own = [checkpoint.folder / name for name in (files.CONFIG, files.PROVENANCE)]
+    copied = checkpoint.files()
+    public = [path for path in copied if any(fnmatch(path.name.lower(), pattern) for pattern in files.PUBLIC_FILES)]
+    if others := ", ".join(path.name for path in copied if path not in public):
         say(f"Not uploaded: {shortened(others, 200)}. Upload one of them with: hf upload OWNER/NAME FILE.")
-    return [*filter(is_own_file, own), *(path for path, is_public in files.items() if is_public)]
+    return [*filter(files.is_own_file, own), *public]
 
 
 def hub_origin(checkpoint: Checkpoint) -> str | None:
     """The Hub id of the model that a checkpoint was made from, by run.yaml or ropecli.yaml; None if it is unknown."""
-    run = checkpoint.folder / RUN  # of all stages of a training
-    for record in (read_file(run, read_own_yaml) if is_own_file(run) else {}, checkpoint.record):
+    run = checkpoint.folder / files.RUN  # of all stages of a training
+    for record in (files.read_file(run, read_own_yaml) if files.is_own_file(run) else {}, checkpoint.record):
         finetuned, merged = entry(record, "finetuned"), entry(record, "merged")
         for origin in (entry(record, "source"), entry(finetuned, "source"), entry(merged, "base")):
             if origin.get("commit") and HUB_ID.fullmatch(name := str(origin.get("checkpoint"))):
@@ -63,14 +54,14 @@ def hub_origin(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def upload(files: Sequence[Path], card: str, repo: str, *, public: bool, message: str) -> tuple[str, bool]:
-    """Upload the card as README.md, then the files of a folder. Creates the repository if there is none.
+def upload(paths: Sequence[Path], card: str, repo: str, *, public: bool, message: str) -> tuple[str, bool]:
+    """Upload the card as README.md, then `paths`, all of one folder. Creates the repository if there is none.
 
     Returns the last commit, and whether the repository is private. Raises OutputError.
     """
     from huggingface_hub import HfApi
 
-    api, names = HfApi(), [file.name for file in files if file.name != README]
+    api, names = HfApi(), [path.name for path in paths if path.name != files.README]
     try:
         api.create_repo(repo, private=not public, exist_ok=True)
         existing = api.model_info(repo)
@@ -78,11 +69,14 @@ def upload(files: Sequence[Path], card: str, repo: str, *, public: bool, message
             raise OutputError(f"{repo} is public. Add --public to publish there, or choose another --repo.")
         _refuse_other_weights(repo, [file.rfilename for file in existing.siblings or []], names)
         api.upload_file(
-            path_or_fileobj=card.encode(), path_in_repo=README, repo_id=repo, commit_message="Model card by ropecli"
+            path_or_fileobj=card.encode(),
+            path_in_repo=files.README,
+            repo_id=repo,
+            commit_message="Model card by ropecli",
         )
         commit = api.upload_folder(
             repo_id=repo,
-            folder_path=files[0].parent,
+            folder_path=paths[0].parent,
             allow_patterns=[escape(name) for name in names],
             commit_message=message,
         )
@@ -98,8 +92,9 @@ def upload(files: Sequence[Path], card: str, repo: str, *, public: bool, message
 
 def _refuse_other_weights(repo: str, existing: Iterable[str], names: Sequence[str]) -> None:
     """Refuse a repository with weights, an index or an adapter that the checkpoint lacks: engines could load both."""
-    loaded = (name for name in existing if "/" not in name and (fnmatch(name, f"{WEIGHTS}*") or name == ADAPTER_CONFIG))
-    if others := sorted(set(loaded) - set(names)):
+    top = {name for name in existing if "/" not in name}
+    loaded = {name for name in top if fnmatch(name, f"{files.WEIGHTS}*") or name == files.ADAPTER_CONFIG}
+    if others := sorted(loaded - set(names)):
         raise OutputError(
             f"{repo} has {others[0]}, which this checkpoint does not have; engines could load both. Delete it by "
             f"`hf repos delete-files {quoted(repo, *others[:4])}`, or choose another --repo."

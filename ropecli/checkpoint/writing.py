@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,40 +25,32 @@ from ropecli.config.changes import ConfigChange, diff
 from ropecli.errors import PatchError
 from ropecli.messages import size, warn
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.spec import ScaledRope
 from ropecli.version import VERSION
 
 TRAINED_AFTER = "trained_after_patch"
 """The key in ropecli.yaml of a patched checkpoint whose weights were trained with the patch."""
-Prove = Callable[[Path, Mapping[str | None, ScaledRope], dict[str, Any]], int]
-"""Compares the model that stock transformers builds from folder/config.json with the ropes and the original config;
-returns the number of tables that agree."""
 
 
 def write_patch(
     plan: PatchPlan,
     output: Path,
     *,
-    prove: Prove | None = None,
     link: bool = True,
     check: Callable[[Path], None] = lambda folder: None,
-) -> int:
-    """Write the patched checkpoint. Returns the result of `prove`, or 0.
+) -> None:
+    """Write the patched checkpoint, which the caller has proved.
 
-    plan: for a distance method, with its layout (attention.patching.with_layout). prove: compares the written config
-    with the live model (see attention.patching.patch_to). link: hard-link the weights where possible; otherwise copy
-    them, with a warning. check: called on the complete folder before it is renamed. Raises OSError,
-    OutputError, ProofError: nothing is written.
+    plan: for a distance method, with its layout (attention.patching.with_layout). link: hard-link the weights where
+    possible; otherwise copy them, with a warning. check: called on the complete folder before it is renamed. Raises
+    OSError, OutputError: nothing is written.
     """
     plan.source.weight_files()
     with new_folder(output) as folder:
         write_json(folder / CONFIG, plan.config)
         tokenizer_config, lengths = _raise_tokenizer(plan)
         _write_record(folder, plan, lengths)
-        proved = prove(folder, plan.positions.ropes, plan.original) if prove else 0
         _place_files(plan.source, folder, tokenizer_config, link=link)
         check(folder)
-    return proved
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -97,12 +89,10 @@ def _write_notes(folder: Path, record: dict[str, Any]) -> None:
 
 def _raise_tokenizer(plan: PatchPlan) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """The tokenizer's config to write, and the entry of ropecli.yaml: model_max_length before and after."""
-    config, note = plan.source.tokenizer_config, read_state(plan.source).note
+    config = _tokenizer_before(plan.source.tokenizer_config, read_state(plan.source).note)
     if config is None or "model_max_length" not in config:
         return config, {}
     before = config["model_max_length"]
-    if note and note.tokenizer_lengths[1:] == (before,):
-        before = note.tokenizer_lengths[0]
     raises = isinstance(before, int | float) and before < plan.positions.context_length
     after = plan.positions.context_length if raises else before
     return {**config, "model_max_length": after}, {"model_max_length": [before, after]}
@@ -154,7 +144,6 @@ class Reversal:
     changes: tuple[ConfigChange, ...]
     tokenizer_changes: tuple[ConfigChange, ...]
     notes: dict[str, Any]
-    warnings: tuple[str, ...]
 
 
 def plan_reversal(checkpoint: Checkpoint) -> Reversal:
@@ -177,7 +166,7 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
             f"the checkpoint that was patched: {source}."
         )
     before = checkpoint.tokenizer_config
-    tokenizer_config, warning = _tokenizer_before(before, note)
+    tokenizer_config = _tokenizer_before(before, note)
     return Reversal(
         source=checkpoint,
         config=note.original,
@@ -185,7 +174,6 @@ def plan_reversal(checkpoint: Checkpoint) -> Reversal:
         changes=tuple(diff(checkpoint.config, note.original)),
         tokenizer_changes=tuple(diff(before or {}, tokenizer_config or {})),
         notes=other_notes(checkpoint.record),
-        warnings=tuple(filter(None, (warning, checkpoint.skip_warning))),
     )
 
 
@@ -199,12 +187,8 @@ def revert_to(reversal: Reversal, output: Path, *, link: bool = True) -> None:
         _place_files(reversal.source, folder, reversal.tokenizer_config, link=link)
 
 
-def _tokenizer_before(config: dict[str, Any] | None, note: Provenance) -> tuple[dict[str, Any] | None, str]:
-    """The tokenizer's config with its original model_max_length, and a warning, which may be empty."""
-    now = (config or {}).get("model_max_length")
-    if config is None or now is None or not note.tokenizer_lengths:
-        return config, ""
-    before, after = note.tokenizer_lengths
-    if now == after:
-        return {**config, "model_max_length": before}, ""
-    return config, f"the tokenizer's model_max_length was edited after the patch, from {after} to {now}; keeping {now}."
+def _tokenizer_before(config: dict[str, Any] | None, note: Provenance | None) -> dict[str, Any] | None:
+    """The tokenizer's config with its model_max_length before the patch; one that was edited after it stays."""
+    if config is None or note is None or note.tokenizer_lengths[1:] != (config.get("model_max_length"),):
+        return config
+    return {**config, "model_max_length": note.tokenizer_lengths[0]}

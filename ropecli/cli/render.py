@@ -41,10 +41,6 @@ def show_inspection(inspection: "Inspection") -> None:
 
         show_tables([inspection_table(inspection.reports, inspection.differences)])
         tell("")
-    if several:
-        from ropecli.checkpoint.inspection import merge_sentence
-
-        tell(merge_sentence(inspection.differences))
     for report in inspection.reports:
         name = report["checkpoint"]
         scaling = f", scaled by {report['method']} ×{report['factor']:g}" * (report["method"] != "none")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import folder_to_write
-from ropecli.messages import warn
 from ropecli.options import OUTPUT, CheckpointName, OptionalFolder, Revision, Weights
 from ropecli.signature import command
 
@@ -27,7 +26,6 @@ class RevertResult:
             "output": str(self.output) if self.output else None,
             "changes": [change._asdict() for change in self.reversal.changes],
             "tokenizer_changes": [change._asdict() for change in self.reversal.tokenizer_changes],
-            "warnings": list(self.reversal.warnings),
         }
 
 
@@ -46,8 +44,6 @@ def revert(
 
     folder = folder_to_write(output, dry_run=dry_run)
     reversal = plan_reversal(open_checkpoint(checkpoint, weights=folder is not None, revision=revision))
-    for warning in reversal.warnings:
-        warn(warning)
     if folder is not None:
         revert_to(reversal, folder, link=weights == "link")
     return RevertResult(reversal, folder)

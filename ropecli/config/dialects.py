@@ -106,6 +106,7 @@ def parameters_by_layer_type(
         flat = _flat_parameters(section, new, legacy, theta)
         ropes = _by_layer_type(section, family, flat, findings, stock=stock)
     findings += [Finding("two-scalings", message) for message in _contradictions(section, family, new, legacy)]
+    findings += [Finding("engine-type", message) for message in _engine_types(ropes)]
     _refuse_mixed_bases(section)
     for layer_type, parameters in ropes.items():
         if parameters is not None and parameters["rope_theta"] is None:
@@ -216,6 +217,17 @@ def _contradictions(section: dict[str, Any], family: Family, new: Parameters, ol
             f"{shown_key(key)} is {'missing from' if before is None else f'{shown(before)} in'} rope_scaling and "
             f"{shown(after)} in rope_parameters; transformers 5 uses rope_scaling."
         )
+
+
+def _engine_types(ropes: dict[str | None, Parameters | None]) -> Iterator[str]:
+    """Sentences about a rope_type that only engines know."""
+    for kind in {written_type_of(parameters): None for parameters in ropes.values() if parameters}:
+        if kind in ENGINE_TYPES:
+            read_as, engines, meaning = ENGINE_TYPES[kind]
+            yield (
+                f"transformers has no rope_type {kind!r}. {engines} it: {meaning}. ropecli reads it as {read_as}, and "
+                "cannot prove that."
+            )
 
 
 def _dynamic_of_qwen(section: dict[str, Any]) -> Parameters:

@@ -27,8 +27,7 @@ from ropecli.config.layers import layer_labels
 from ropecli.config.settings import RopeSettings, rotary_share
 from ropecli.errors import PatchError
 from ropecli.scaling.longrope import longrope_attention_factor
-from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScaledRope
+from ropecli.scaling.spec import ScaledRope, varies_with_length
 from ropecli.scaling.yarn import yarn_attention_factor
 
 _REPLACED = {"rope_type", "type", "rope_theta", *sum(NATIVE_KEYS.values(), ())} - {"partial_rotary_factor"}
@@ -42,14 +41,19 @@ def _native_parameters(scaled: ScaledRope, family: Family, context_length: int) 
     If the method has no rope_type, or the model type does not support it: longrope with equal short and long factors,
     which can express any static frequencies. context_length: max_position_embeddings, tokens. Raises PatchError.
     """
-    rope_type = _rope_type(scaled, family)
+    rope_type, original = _rope_type(scaled, family), scaled.geometry.original_max_position_embeddings
+    values: Parameters = {"factor": scaled.spec.factor, ORIGINAL_LENGTH: original}
     if rope_type != "longrope" or scaled.spec.method.name == "longrope":
-        values = _own_values(scaled, rope_type, family)
+        values |= _own_values(scaled, rope_type, family)
     else:
-        values = _universal_values(scaled)
+        with np.errstate(divide="ignore"):
+            factors = scaled.geometry.powers(scaled.rope_theta) / scaled.inv_freq
+        factors = np.minimum(factors, _FACTOR_OF_ZERO_FREQUENCY).tolist()
+        values |= {"short_factor": factors, "long_factor": factors, "attention_factor": scaled.attention_factor}
+    if scaled.spec.method.rope_type == "default":
+        del values["factor"]  # proportional would divide by it once more
     if rope_type == "longrope":
         # what a reader computes from the two lengths without factor and attention_factor
-        original = scaled.geometry.original_max_position_embeddings
         usual = longrope_attention_factor(context_length / original, original)
         if family.reads_mscales or not math.isclose(scaled.attention_factor, usual):
             values |= dict.fromkeys(MSCALES, scaled.attention_factor)
@@ -82,13 +86,8 @@ def _rope_type(scaled: ScaledRope, family: Family) -> str:
 
 
 def _own_values(scaled: ScaledRope, rope_type: str, family: Family) -> Parameters:
-    values: Parameters = {
-        "factor": scaled.spec.factor,
-        ORIGINAL_LENGTH: scaled.geometry.original_max_position_embeddings,
-        **scaled.spec.params,
-    }
-    if scaled.spec.method.rope_type == "default":
-        del values["factor"]  # proportional would divide by it once more
+    """The method's parameters, and its attention factor."""
+    values: Parameters = {**scaled.spec.params}
     if rope_type == "longrope" and (still := scaled.geometry.still_pairs):
         for key in ("short_factor", "long_factor"):  # a stock reader would rotate these pairs
             values[key] = [*values[key][:-still], *[_FACTOR_OF_ZERO_FREQUENCY] * still]
@@ -99,19 +98,6 @@ def _own_values(scaled: ScaledRope, rope_type: str, family: Family) -> Parameter
     if rope_type == "longrope" or family.yarn_keeps_logits or not usual:
         values["attention_factor"] = scaled.attention_factor
     return values
-
-
-def _universal_values(scaled: ScaledRope) -> Parameters:
-    with np.errstate(divide="ignore"):
-        factors = scaled.geometry.powers(scaled.rope_theta) / scaled.inv_freq
-    factors = np.minimum(factors, _FACTOR_OF_ZERO_FREQUENCY).tolist()
-    return {
-        "factor": scaled.spec.factor,
-        ORIGINAL_LENGTH: scaled.geometry.original_max_position_embeddings,
-        "short_factor": factors,
-        "long_factor": factors,
-        "attention_factor": scaled.attention_factor,
-    }
 
 
 def write_settings(

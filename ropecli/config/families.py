@@ -71,8 +71,6 @@ BY_HAND: dict[str, set[str] | dict[str, Any]] = {
     },
     # Local layer types that their names do not show.
     "local_layers": {"deepseek_v4": ("main",)},
-    # Layer types with compressors, which rotate by their own positions.
-    "own_positions": {"deepseek_v4": ("compress",)},
     # (key, value) that enables rotary embeddings.
     "switch": {"granitemoehybrid": ("position_embedding_type", "rope"), "zamba2": ("use_mem_rope", True)},
     # With a sliding_window, all layers slide; other model types mix layers, or do not read it.
@@ -159,7 +157,6 @@ class Family:
     yarn_keeps_logits: bool = False
     own_names: tuple[str, str] | None = None
     local_layers: tuple[str, ...] = ()
-    own_positions: tuple[str, ...] = ()
     switch: tuple[str, Any] | None = None
     slides_throughout: bool = False
     rotates_only_in: str | None = None

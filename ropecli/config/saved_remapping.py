@@ -11,11 +11,10 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge
 
 from ropecli.config.fields import section_of
-from ropecli.errors import CheckpointError, RopecliError, shown
+from ropecli.errors import CheckpointError, RopecliError, first_fault, shown
 from ropecli.rope import Remapping
 from ropecli.scaling.registry import find_method, scaling_methods
-from ropecli.scaling.scale import remapping_of
-from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, remapping_of
 from ropecli.scaling.temperature import TEMPERATURES
 
 PREFIX = "ropecli:"
@@ -119,15 +118,11 @@ def parse_saved_remapping(block: Any, method: str) -> SavedRemapping:
         if saved.method != method:
             raise CheckpointError(f"method is {shown(saved.method)}.")
         saved.remapping()
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "value"
-        fault = f"{place}: {first['msg']} (given: {shown(first['input'])})."
-    except RopecliError as error:
-        fault = str(error)
-    else:
-        return saved
-    raise CheckpointError(f"{KEY} in config.json is not a valid {method}: {fault} Patch the original checkpoint again.")
+    except (ValidationError, RopecliError) as error:
+        fault = f"{first_fault(error, 'value')}." if isinstance(error, ValidationError) else error
+        what = f"{KEY} in config.json is not a valid {method}: {fault}"
+        raise CheckpointError(f"{what} Patch the original checkpoint again.") from error
+    return saved
 
 
 def write_saved_remapping(config: dict[str, Any], saved: SavedRemapping) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropecli.config.dialects import (
-    ENGINE_TYPES,
     LOCAL_THETA,
     MAX_POSITIONS,
     MSCALE_PAIR,
@@ -20,18 +19,16 @@ from ropecli.config.dialects import (
     parameters_by_layer_type,
     rope_type_of,
     translated,
-    written_type_of,
 )
 from ropecli.config.families import MSCALES, Family, family_of
 from ropecli.config.fields import check_fields, entries, first, head_dim, number_of, rotary_dim, section_of
-from ropecli.config.findings import DEFAULT_BASE, NO_LENGTH, TEXT_TRUNCATE, Finding
+from ropecli.config.findings import DEFAULT_BASE, NO_LENGTH, Finding
 from ropecli.config.layers import Layer, read_layers
 from ropecli.config.makers import Makers, find_makers, released_bases
 from ropecli.errors import CheckpointError, did_you_mean, shown
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import ScaledRope, ScalingSpec
+from ropecli.scaling.spec import ScaledRope, ScalingSpec, scale
 
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", *THETA_KEYS, *PARTIAL_KEYS[1:])
 
@@ -53,7 +50,7 @@ class RopeSettings:
     """The RoPE settings of config.json. findings: about missing or contradictory values.
 
     parameters: as they were read, by layer type; None for one without rotary embeddings. makers: what the makers say of
-    the model; None if they are not known, or --original-length overrules them. config_length: the pretraining length
+    the model; None if unknown, or overruled by --original-length or ropecli.yaml. config_length: the pretraining length
     that config.json alone gives, tokens. unscaled: what the makers say without the scaling in config.json. layers: see
     read_layers. default_base: a sentence if no field names the base, unless a finding says so.
     """
@@ -141,9 +138,6 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
         length = original_length or named[label]
         if length is None and makers is None:
             findings += _no_length(parameters, family, max_positions, unscaled)
-        if isinstance(text := parameters.get("truncate"), str):
-            message = f"truncate is the text {text!r}, which transformers takes as true. Write true or false."
-            findings.append(Finding(TEXT_TRUNCATE, message))
         original = length or (makers.pretraining_length if makers else max_positions)
         is_far = _is_far(label, layers, family)
         ropes.append(_read_rope(section, family, parameters, label, original, max_positions, is_far))
@@ -151,7 +145,6 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
         findings += _ignored_lengths(section, by_layer_type, ropes)
     in_config = makers.pretraining_length if makers and makers.in_config else max_positions
     config_length = next((length for length in named.values() if length), in_config)
-    findings += _engine_types(rotating)
     default_base, wrong_base = _default_base(section, family, main)
     findings += [wrong_base] if wrong_base else []
     return RopeSettings(
@@ -186,18 +179,6 @@ def _default_base(section: dict[str, Any], family: Family, parameters: Parameter
     released = " or ".join(f"{other:,.10g}" for other in sorted(others))
     advice = f"Released models of this kind have {released}. Write rope_theta into config.json."
     return "", Finding(DEFAULT_BASE, f"{sentence} {advice}")
-
-
-def _engine_types(rotating: Mapping[str | None, Parameters]) -> Iterator[Finding]:
-    """Findings about a rope_type that only engines know."""
-    for kind in dict.fromkeys(map(written_type_of, rotating.values())):
-        if kind in ENGINE_TYPES:
-            read_as, engines, meaning = ENGINE_TYPES[kind]
-            yield Finding(
-                "engine-type",
-                f"transformers has no rope_type {kind!r}. {engines} it: {meaning}. ropecli reads it as {read_as}, and "
-                "cannot prove that.",
-            )
 
 
 def _refuse_without_rope(config: dict[str, Any], section: dict[str, Any], family: Family) -> None:
@@ -246,9 +227,12 @@ def _read_rope(
         share = None
     width = rotary_dim(section, head, share)
     parameters, method = translated(parameters, width), _read_method(parameters, family)
-    if isinstance(text := parameters.get("truncate"), str):
-        parameters = {**parameters, "truncate": bool(text)}
-    geometry = RopeGeometry(head, width, _base(parameters, family, width), original, layer_type, still)
+    theta = parameters["rope_theta"]
+    if has_alpha(parameters, family) and width > 2:
+        theta *= parameters["alpha"] ** (width / (width - 2))
+    if not 1 < theta < math.inf:
+        raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
+    geometry = RopeGeometry(head, width, theta, original, layer_type, still)
     return ConfiguredRope(geometry, _read_spec(parameters, method, max_positions / original, family), far)
 
 
@@ -263,15 +247,6 @@ def _no_length(
     named = f" {unscaled.pretraining_length} ({unscaled.source})" if unscaled else ""
     message = f"config.json scales by {method} but has no pretraining length; using max_position_embeddings, "
     yield Finding(NO_LENGTH, f"{message}{max_positions}{read}. Correct it with patch --original-length{named}.")
-
-
-def _base(parameters: Parameters, family: Family, width: int) -> float:
-    theta = parameters["rope_theta"]
-    if has_alpha(parameters, family) and width > 2:
-        theta *= parameters["alpha"] ** (width / (width - 2))
-    if not 1 < theta < math.inf:
-        raise CheckpointError(f"rope_theta in config.json is {theta:g}; expected a base above 1.")
-    return theta
 
 
 def rotary_share(section: dict[str, Any], family: Family, parameters: Parameters, layer_type: str | None) -> Any:

@@ -34,8 +34,7 @@ from ropecli.evaluation.readers.live import LiveReader
 from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.subject import LiveReaderFactory, Subject
 from ropecli.messages import progress_bar, warn
-from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScaledRope, make_spec
+from ropecli.scaling.spec import ScaledRope, make_spec, varies_with_length
 
 CHECKPOINT, UNPATCHED, HALF, DOUBLE = "checkpoint", "unpatched", "half", "double"
 SERVED, NOT_SERVED, UNCLEAR = "served", "not served", "unclear"

@@ -25,8 +25,7 @@ from ropecli.live.proof import require_reading
 from ropecli.live.rotary import unpatched_after
 from ropecli.messages import progress_bar, say, warn
 from ropecli.names import AS_IS, LENGTH_ONLY
-from ropecli.scaling.scale import varies_with_length
-from ropecli.scaling.spec import ScalingSpec, make_spec
+from ropecli.scaling.spec import ScalingSpec, make_spec, varies_with_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -45,12 +45,11 @@ def choose_device(name: str = "auto") -> str:
     if name == "cuda":
         name = gpu
     try:
-        if torch.device(name).type != "meta":
-            torch.zeros(1, device=name).item()
-            return name
-    except (RuntimeError, AssertionError, NotImplementedError):
-        pass
-    raise CheckpointError(f"--device {name} is not available to torch {torch.__version__} on this machine.")
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = f"--device {name} is not available to torch {torch.__version__} on this machine."
+        raise CheckpointError(reason) from error
+    return name
 
 
 def resolve_dtype_and_device(dtype: str = "auto", device: str = "auto") -> tuple[str, str]:

@@ -6,11 +6,11 @@ table is compared with our own float64 mathematics.
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ropecli.checkpoint.patch_plan import PatchPlan
 from ropecli.config.encoding import write_head_dim
 from ropecli.config.fields import section_of
 from ropecli.config.settings import read_settings
@@ -19,11 +19,10 @@ from ropecli.live.rotary import FOLLOWS_LENGTH, RotaryTable, rotary_tables
 from ropecli.live.skeleton import build_without_weights
 from ropecli.live.stock_transformers import stock_config_of
 from ropecli.messages import warn
-from ropecli.scaling.scale import scale, varies_with_length
-from ropecli.scaling.spec import ScaledRope
+from ropecli.scaling.spec import ScaledRope, scale, varies_with_length
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 # transformers computes in float32; its powers differ from our casts by a few units in the last place.
 _RELATIVE = 2e-6
@@ -36,20 +35,18 @@ _SAME_ANGLE = 1e-5
 _ANGLE_PER_TOKEN = 2.0**-22
 
 
-def prove(
-    folder: "Path | PreTrainedConfig", ropes: Mapping[str | None, ScaledRope], original: dict[str, Any] | None = None
-) -> int:
-    """Compare every rotary table of folder/config.json with `ropes` (by layer type). Returns the number of tables.
+def prove(plan: PatchPlan) -> int:
+    """Compare every rotary table of the config.json that a patch writes with its ropes. Returns the number of tables.
 
-    folder: or the config as read by transformers. Tables that may depend on the length are compared at length 1, at the
-    pretraining length, one token beyond it, and at the target length. original: the unpatched config.json, whose
-    reading is proved first (see require_reading); with mrope, every dimension must still rotate by the same axis as
-    there. Raises ProofError with the name of the module and the difference.
+    Tables that may depend on the length are compared at length 1, at the pretraining length, one token beyond it, and
+    at the target length. The reading of the original config.json is proved first (see require_reading); with mrope,
+    every dimension must still rotate by the same axis as there. Raises ProofError with the name of the module and the
+    difference.
     """
-    before = None if original is None else require_reading(original)
-    tables = rotary_tables(build_without_weights(folder))
+    before = require_reading(plan.original)
+    tables = rotary_tables(build_without_weights(stock_config_of(plan.config, plan.source.name)))
     for number, table in enumerate(tables):
-        compare(table, ropes, before[number] if before else table)
+        compare(table, plan.positions.ropes, before[number] if before else table)
     return len(tables)
 
 

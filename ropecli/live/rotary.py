@@ -13,8 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ropecli.config.families import family_of
 from ropecli.errors import PatchError, ProofError, reason_of
-from ropecli.scaling.scale import scale, varies_with_length
-from ropecli.scaling.spec import ScaledRope
+from ropecli.scaling.spec import ScaledRope, scale, varies_with_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,7 +8,6 @@ vocabulary, the feed-forward parts, the experts and the number of layers.
 import copy
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 
 from ropecli.errors import CheckpointError
 from ropecli.live.rotary import reset_tables, rotary_tables
-from ropecli.live.stock_transformers import auto_class_of, quiet_transformers, read_stock_config, reason_of_stock
+from ropecli.live.stock_transformers import auto_class_of, quiet_transformers, reason_of_stock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,12 +61,12 @@ def build_model(config: Any, device: str = "meta", **options: Any) -> "PreTraine
 
 
 def build_without_weights(config: Any) -> "PreTrainedModel":
-    """Build the model of a config.json on the meta device, with its rotary modules on the CPU.
+    """Build the model of a config on the meta device, with its rotary modules on the CPU.
 
-    config: a folder, or the config as read by transformers. The rotary modules are recreated from the config as
-    from_pretrained does after loading the weights. Raises CheckpointError, and PatchError if it has no rotary table.
+    config: as read by transformers. The rotary modules are recreated from it as from_pretrained does after loading the
+    weights. Raises CheckpointError, and PatchError if there is no rotary table.
     """
-    model = build_model(read_stock_config(config) if isinstance(config, Path) else config)
+    model = build_model(config)
     reset_tables(rotary_tables(model), "cpu")
     return model
 
@@ -83,25 +82,20 @@ def decoder_layers(model: "PreTrainedModel") -> torch.nn.ModuleList:
     return next((part for part in lists if len(part) == count), None) or max(lists, key=len)
 
 
-def small_config(config: Any) -> tuple[Any, list[int]]:
-    """The config of the small model, and for each layer of the large one the place of its kind there."""
+def make_small_model(config: Any) -> "tuple[PreTrainedModel, list[int]]":
+    """Build a model of the same architecture and head geometry with random weights, in float32, on the CPU.
+
+    config: as read by transformers' AutoConfig; it is not changed. Multimodal models are reduced to their text model if
+    it can be built separately. No weight is constant, so that nothing commutes with a rotation by accident. Returns
+    also the place there of each layer of the large model. Raises CheckpointError if transformers cannot build it.
+    """
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
     text = config.get_text_config()
     config = text if type(text) in AutoModelForCausalLM._model_mapping else config
     _shrink(config)
-    return few_layers(config, _MAX_LAYERS)
-
-
-def make_small_model(config: Any) -> "tuple[PreTrainedModel, list[int]]":
-    """Build a model of the same architecture and head geometry with random weights, in float32, on the CPU.
-
-    config: as read by transformers' AutoConfig; it is not changed. Multimodal models are reduced to their text model if
-    it can be built separately. No weight is constant, so that nothing commutes with a rotation by accident. Returns the
-    places of small_config too. Raises CheckpointError if transformers cannot build it.
-    """
-    small, places = small_config(config)
+    small, places = few_layers(config, _MAX_LAYERS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = build_model(small, "cpu", **_PLAIN).eval()

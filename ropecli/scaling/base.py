@@ -1,8 +1,22 @@
-"""Methods that change the base: ABF, NTK-aware scaling, and dynamic NTK, by which it grows with the current length."""
+"""No new scaling, and methods that change the base: ABF, NTK-aware scaling, and dynamic NTK, by the current length."""
 
 from ropecli.errors import MethodError
 from ropecli.rope import Frequencies, RopeGeometry
 from ropecli.scaling.registry import scaling_method
+
+
+@scaling_method("none", source="Su et al. 2021, arXiv:2104.09864, section 3.2.2", training="no",
+                rope_type="default", uses_factor=False)  # fmt: skip
+def none(rope: RopeGeometry, s: float) -> Frequencies:
+    """Raise the context length only: keep the frequencies, and the scaling that the checkpoint ships with."""
+    return Frequencies(rope.inv_freq())
+
+
+@scaling_method("unscaled", source="Su et al. 2021, arXiv:2104.09864, section 3.2.2", training="no",
+                rope_type="default", uses_factor=False)  # fmt: skip
+def unscaled(rope: RopeGeometry, s: float) -> Frequencies:
+    """Remove the scaling that the checkpoint ships with: the frequencies of the base. Written and reported as none."""
+    return Frequencies(rope.inv_freq())
 
 
 @scaling_method("abf", source="Xiong et al. 2023, arXiv:2309.16039, section 4.1", training="advised",

@@ -64,8 +64,7 @@ def scaling_methods() -> dict[str, ScalingMethod]:
     for package in _PACKAGES:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
             importlib.import_module(f"{package}.{module.name}")
-    methods = sorted(_METHODS.values(), key=lambda method: (method.remaps, method.name))
-    return {method.name: method for method in methods}
+    return {name: _METHODS[name] for name in METHODS}
 
 
 def find_method(name: str) -> ScalingMethod:

@@ -7,8 +7,7 @@ import pytest
 
 from ropecli.analysis.granularity import closest_images, distance_to_old_images
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import make_spec
+from ropecli.scaling.spec import make_spec, scale
 
 SMALL = RopeGeometry(32, 32, 10_000.0, 64)
 METHODS = {"none": {}, "linear": {}, "ntk": {}, "abf": {"beta": 50.0}, "p-rope": {}}

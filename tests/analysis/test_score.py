@@ -7,8 +7,7 @@ import pytest
 
 from ropecli.analysis.score import first_negative, largest_distance, mean_rotation, scores
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import make_spec
+from ropecli.scaling.spec import make_spec, scale
 
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096).inv_freq()
 TABLES = {

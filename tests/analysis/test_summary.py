@@ -7,8 +7,7 @@ import pytest
 
 from ropecli.analysis.summary import summarize
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import ScaledRope, make_spec
+from ropecli.scaling.spec import ScaledRope, make_spec, scale
 
 DEMO = RopeGeometry(32, 32, 10_000.0, 256)
 LLAMA_2 = RopeGeometry(128, 128, 10_000.0, 4096)

@@ -17,8 +17,7 @@ from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import PatchPlan, make_plan
 from ropecli.errors import PatchError
 from ropecli.live.rotary import rotary_tables, unpatched_after
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import ScaledRope, make_spec
+from ropecli.scaling.spec import ScaledRope, make_spec, scale
 
 WINDOW, TARGET = 64, 256
 IDS = torch.from_numpy(np.random.default_rng(11).integers(1, 512, TARGET))[None]

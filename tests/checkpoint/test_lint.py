@@ -125,7 +125,6 @@ CASES = [
         QWEN_2507,
         "--method yarn --factor 4 --output",
     ),
-    ("text-for-a-bool", scaled(yarn(truncate="false")), scaled(yarn(truncate=False)), "--set truncate=false"),
 ]
 
 

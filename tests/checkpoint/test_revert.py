@@ -75,8 +75,7 @@ def test_every_key_is_restored(llama, edited, patch, revert):
 def test_an_edited_length_of_the_tokenizer_stays(llama, patch, revert):
     patched = patch(llama, *METHODS["yarn"])
     set_keys(patched / "tokenizer_config.json", model_max_length=100)
-    reverted, warnings = revert(patched)
-    assert "model_max_length was edited after the patch, from 256 to 100" in warnings
+    reverted, _ = revert(patched)
     assert json.loads((reverted / "tokenizer_config.json").read_text())["model_max_length"] == 100
 
 

@@ -80,18 +80,6 @@ def test_two_checkpoints_have_a_column_each_and_differing_rows_are_marked(llama,
     assert set(both["differences"]) == {key for key in alone[0].keys() - aside if alone[0][key] != alone[1][key]}
 
 
-def test_two_checkpoints_say_whether_positions_allow_a_merge(llama, yarn, edited, ropecli):
-    another = edited(llama, "base", rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-    longer = edited(llama, "longer", max_position_embeddings=128)
-    for other, expected in (
-        (llama, "positions allow it. Base, scaling and lengths are the same."),
-        (another, "they rotate differently, and a merge has one rotation."),
-        (yarn, "they rotate differently, and a merge has one rotation."),
-        (longer, "they rotate alike, but the lengths differ."),
-    ):
-        assert f"To merge their weights: {expected}" in ropecli("inspect", llama, other).succeeds().printed
-
-
 def test_layers_and_what_limits_the_length(llama, edited, ropecli, inspected):
     folder = edited(llama, model_type="cohere2", sliding_window=16)
     out = " ".join(ropecli("inspect", folder, "-v").succeeds().out.split())

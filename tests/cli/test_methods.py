@@ -9,8 +9,7 @@ from ropecli.cli.typer_command import parse_settings
 from ropecli.commands.methods import example
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method, scaling_methods
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import make_spec
+from ropecli.scaling.spec import make_spec, scale
 
 GROUP = typer.main.get_command(app)
 NUMBERS = {"longrope": {"long_factor": [1.0] * 16}, "custom": {"factors": [1.0] * 16}}  # what FILE.json holds

@@ -37,7 +37,8 @@ def test_mrope_keeps_which_axis_rotates_which_pair(model_type, method, build, tm
     """A token of an image has a time, a height and a width. Each pair rotates by one of the three, as before."""
     source = build(model_type)
     patch_to(plan(source, method), tmp_path / "out")
-    (before,), (after,) = (rotary_tables(build_without_weights(folder)) for folder in (source, tmp_path / "out"))
+    configs = (AutoConfig.from_pretrained(folder) for folder in (source, tmp_path / "out"))
+    (before,), (after,) = (rotary_tables(build_without_weights(config)) for config in configs)
     sections = AutoConfig.from_pretrained(source).text_config.rope_parameters["mrope_section"]
     for axis, size in enumerate(sections):
         alone = torch.zeros(3, 1, 1, dtype=torch.long)

@@ -12,8 +12,7 @@ from ropecli.analysis.score import largest_distance
 from ropecli.errors import MethodError
 from ropecli.rope import Remapping, RopeGeometry
 from ropecli.scaling.registry import scaling_methods
-from ropecli.scaling.scale import remapping_of, scale
-from ropecli.scaling.spec import make_spec
+from ropecli.scaling.spec import make_spec, remapping_of, scale
 
 NAN = np.nan
 METHODS = [name for name, method in scaling_methods().items() if method.remaps]

@@ -11,8 +11,7 @@ from ropecli.errors import DataError
 from ropecli.reporting.figures import style
 from ropecli.reporting.figures.plots import draw_frequencies, draw_lengths
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import make_spec
+from ropecli.scaling.spec import make_spec, scale
 
 
 def lines(axes):

@@ -9,8 +9,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropecli.rope import RopeGeometry
-from ropecli.scaling.scale import scale
-from ropecli.scaling.spec import ScaledRope, make_spec
+from ropecli.scaling.spec import ScaledRope, make_spec, scale
 
 # What float32 powers of a base near 1e6 lose; and, of the unscaled frequency, what float32 ramps between it and a
 # much smaller one lose by cancellation.

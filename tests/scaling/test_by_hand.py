@@ -14,8 +14,7 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import scaling_methods
-from ropecli.scaling.scale import remapping_of, scale
-from ropecli.scaling.spec import ScaledRope, make_spec
+from ropecli.scaling.spec import ScaledRope, make_spec, remapping_of, scale
 
 WINDOW = 6283
 GEOMETRY = RopeGeometry(8, 8, 10_000.0, WINDOW)

@@ -9,8 +9,7 @@ from ropecli.errors import MethodError
 from ropecli.names import METHODS
 from ropecli.rope import RopeGeometry
 from ropecli.scaling.registry import find_method, scaling_methods
-from ropecli.scaling.scale import scale, varies_with_length
-from ropecli.scaling.spec import make_spec
+from ropecli.scaling.spec import make_spec, scale, varies_with_length
 from ropecli.scaling.temperature import TEMPERATURES
 
 GEOMETRY = RopeGeometry(32, 32, 1e4, 64)
