@@ -5,6 +5,7 @@ Rules only read config.json and the names of files, and report only what is cert
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.families import ignores_top_level, is_known
 from ropecli.config.fields import first
-from ropecli.config.findings import DEFAULT_BASE, Finding
+from ropecli.config.findings import DEFAULT_BASE, TEXT_TRUNCATE, Finding
 from ropecli.errors import RopecliError, quoted, shown
 
 _READ = {"rope_type", "type", "rope_theta", "mixed_b", ORIGINAL_LENGTH, "finetuned", *KEPT_KEYS}
@@ -219,6 +220,8 @@ def fix_command(state: CheckpointState) -> str | None:
     if command := _makers_fix(state):
         return command
     spec, options, labels = main.spec, _fixing_lengths(state), None
+    if any(finding.rule == TEXT_TRUNCATE for finding in state.before.findings):
+        spec = replace(spec, params={**spec.params, "truncate": False})
     lengths: dict[str, Any] = {key: value for key, value in options.items() if isinstance(value, int)}
     if note and main.geometry.layer_type not in note.layer_types:
         spec, labels = note.spec(), list(map(str, note.layer_types))

@@ -59,7 +59,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "a positive number, or a list by layer": (_or(_positive, _list_of(_number)),
         "rope_theta swa_rope_theta compress_rope_theta global_rope_theta local_rope_theta"),
     "true or false": (lambda value: isinstance(value, bool),
-        "use_sliding_window alibi multi_query new_decoder_architecture use_dynamic_ntk truncate"),
+        "use_sliding_window alibi multi_query new_decoder_architecture use_dynamic_ntk"),
     "a name": (_text, "model_type rope_type type"),
     "a list of names": (_list_of(_text), "architectures layer_types layers_block_type mlp_layer_types"),
     "a list of integers": (_list_of(_integer(0)),

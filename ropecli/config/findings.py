@@ -16,11 +16,11 @@ class Rule(NamedTuple):
 
 
 _OF_SCALING, _OF_WRITING = Rule("scaling", changes_results=False), Rule("writing", changes_results=False)
-DEFAULT_BASE, MISREAD, NO_LENGTH = "default-base", "misread", "no-pretraining-length"
+DEFAULT_BASE, MISREAD, NO_LENGTH, TEXT_TRUNCATE = "default-base", "misread", "no-pretraining-length", "text-for-a-bool"
 RULES = {
     # fields that transformers ignores or reads otherwise
     **dict.fromkeys(("unread-base", "unread-type", "unread-layer-base", "unread-length", "unread-key"), Rule()),
-    **dict.fromkeys(("two-scalings", "one-dialect", "engine-type"), Rule()),
+    **dict.fromkeys(("two-scalings", "one-dialect", "engine-type", TEXT_TRUNCATE), Rule()),
     **dict.fromkeys((MISREAD, "no-text-config", "outside-text-config"), Rule(is_fixed=False)),
     # values that are missing, or that the makers contradict
     DEFAULT_BASE: Rule(is_fixed=False),

@@ -22,7 +22,7 @@ from ropecli.config.dialects import (
 )
 from ropecli.config.families import MSCALES, Family, family_of
 from ropecli.config.fields import check_fields, entries, first, head_dim, number_of, rotary_dim, section_of
-from ropecli.config.findings import DEFAULT_BASE, NO_LENGTH, Finding
+from ropecli.config.findings import DEFAULT_BASE, NO_LENGTH, TEXT_TRUNCATE, Finding
 from ropecli.config.layers import Layer, read_layers
 from ropecli.config.makers import Makers, find_makers, released_bases
 from ropecli.errors import CheckpointError, did_you_mean, shown
@@ -138,6 +138,9 @@ def read_settings(config: dict[str, Any], original_length: int | None = None, *,
         length = original_length or named[label]
         if length is None and makers is None:
             findings += _no_length(parameters, family, max_positions, unscaled)
+        if isinstance(text := parameters.get("truncate"), str):
+            message = f"truncate is the text {text!r}, which transformers takes as true. Write true or false."
+            findings.append(Finding(TEXT_TRUNCATE, message))
         original = length or (makers.pretraining_length if makers else max_positions)
         is_far = _is_far(label, layers, family)
         ropes.append(_read_rope(section, family, parameters, label, original, max_positions, is_far))
@@ -227,6 +230,8 @@ def _read_rope(
         share = None
     width = rotary_dim(section, head, share)
     parameters, method = translated(parameters, width), _read_method(parameters, family)
+    if isinstance(text := parameters.get("truncate"), str):
+        parameters = {**parameters, "truncate": bool(text)}
     theta = parameters["rope_theta"]
     if has_alpha(parameters, family) and width > 2:
         theta *= parameters["alpha"] ** (width / (width - 2))

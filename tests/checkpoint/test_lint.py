@@ -125,6 +125,7 @@ CASES = [
         QWEN_2507,
         "--method yarn --factor 4 --output",
     ),
+    ("text-for-a-bool", scaled(yarn(truncate="false")), scaled(yarn(truncate=False)), "--set truncate=false"),
 ]
 
 

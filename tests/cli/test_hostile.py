@@ -125,7 +125,6 @@ FIELDS = {
     "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers in config.json is 0; expected an integer from 1 to"),
     "not finite": ({"rope_scaling": {"type": "linear", "factor": float("nan")}}, "factor in config.json is nan"),
     "no list": ({"architectures": 5}, "architectures in config.json is 5; expected a list of names"),
-    "text": ({"rope_scaling": {**YARN, "truncate": "false"}}, "truncate in config.json is 'false'; expected true or"),
 }
 
 
