@@ -42,10 +42,6 @@ class Export:
         return {**values, "findings": [finding.as_json() for finding in self.findings]}
 
 
-_ENGINE_NAMES = {
-    **{"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx", "lm_eval": "lm-eval"},
-    **{"llamafactory": "llama-factory", "swift": "ms-swift"},
-}
 ENGINES = {
     "axolotl": trainers.AXOLOTL,
     "llama-factory": trainers.LLAMA_FACTORY,
@@ -67,7 +63,6 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     Raises MethodError for an `output` without a config file, PatchError where the engine does not
     support the checkpoint's positions, OSError where `output` cannot be written.
     """
-    name = _ENGINE_NAMES.get(name.lower(), name.lower())
     engine = ENGINES[name]
     if output and not engine.file_name:
         raise MethodError(f"{engine.title} needs no config file: its command has all options. Run it without --output.")
