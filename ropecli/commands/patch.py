@@ -1,6 +1,6 @@
 """`ropecli patch`: writes a checkpoint with a longer context."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,6 @@ from ropecli.signature import Flag, Interval, command
 
 if TYPE_CHECKING:
     from ropecli.checkpoint.patch_plan import PatchPlan
-    from ropecli.scaling.spec import ScaledRope
 
 
 @dataclass(frozen=True)
@@ -126,6 +125,7 @@ def write_plan(
         plan = with_layout(plan)
     if verify:
         say("Proving the patch in stock transformers ...")
+        from ropecli.live.proof import prove
     if verify and any(layer.attention is None for layer in plan.settings.layers):
         from ropecli.attention.layer_probe import refuse_without_effect
 
@@ -139,16 +139,9 @@ def write_plan(
         )
     proved = 0
     if output is not None:
-        proved = write_patch(plan, output, prove=_prove if verify else None, link=link, check=check)
+        proved = write_patch(plan, output, prove=prove if verify else None, link=link, check=check)
     elif verify:  # so that a dry run refuses what `patch` refuses
-        from ropecli.live.proof import prove
         from ropecli.live.stock_transformers import stock_config_of
 
         proved = prove(stock_config_of(plan.config, plan.source.name), plan.positions.ropes, plan.original)
     return PatchResult(plan, output, proved)
-
-
-def _prove(folder: Path, ropes: "Mapping[str | None, ScaledRope]", original: dict[str, Any]) -> int:
-    from ropecli.live.proof import prove
-
-    return prove(folder, ropes, original)
