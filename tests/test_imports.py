@@ -137,7 +137,6 @@ REFUSED = {
                 "finetune demo --data nowhere -o out", "check-served http://x -c demo --data nowhere"],
     "training data": ["finetune demo -o out", "finetune demo --data demo -o out",
                       "finetune demo --recipe yarn-12k -o out"],
-    "no report": ["report nowhere", "report .", "report page.html"],
     "choice": ["export demo --engine vlm", "eval-ppl demo --data demo --protocol tial", "ruler demo --tasks niah",
                "needle demo --style poem", "needle demo --mode rnak"],
     "number": ["patch demo --method yarn --factor four -o out", "eval-ppl demo --data demo --lengths 1q",
@@ -148,6 +147,5 @@ REFUSED = {
 
 
 def test_wrong_arguments_are_refused_before_anything_heavy_is_imported(loaded, tmp_path):
-    (tmp_path / "page.html").write_text("<html>")
     refusing = COMMANDS.replace("assert not stop.code", "assert stop.code == 2").replace(str(HEAVY), str({*CHECKED}))
     loaded(refusing, *(line.split() for lines in REFUSED.values() for line in lines))
