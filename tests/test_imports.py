@@ -93,7 +93,7 @@ def test_commands_are_functions_in_any_order(fork, tmp_path):
 import sys
 assert "ropecli" not in sys.modules
 import ropecli.commands.plan, ropecli.reporting.page, ropecli
-assert ropecli.inspect("demo").state.positions.context_length == 256
+assert ropecli.inspect("demo").states[0].positions.context_length == 256
 done = ropecli.patch("demo", method="yarn", factor=4, output={str(tmp_path / "out")!r}, no_verify=True)
 assert ropecli.read_state(done.plan.source).positions.context_length == 256
 [report] = ropecli.eval_ppl({str(tmp_path / "out")!r}, data="demo", lengths=64, max_documents=2).reports
