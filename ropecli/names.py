@@ -125,13 +125,5 @@ def refuse_held_out(source: str) -> None:
 
 def check_picture(path: str) -> None:
     """Raise OutputError unless a figure can be written in the format of this ending."""
-    _refuse_other_endings(path, ".png", ".svg", ".pdf")
-
-
-def check_page(path: str) -> None:
-    _refuse_other_endings(path, ".html", ".htm")
-
-
-def _refuse_other_endings(path: str, *endings: str) -> None:
-    if Path(path).suffix.lower() not in endings:
-        raise OutputError(f"{path} does not end in {' or '.join(endings)}.")
+    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise OutputError(f"{path} does not end in .png, .svg or .pdf.")

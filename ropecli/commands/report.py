@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import as_path, new_file, refuse_unwritable
-from ropecli.names import check_page
 from ropecli.options import OUTPUT, Overwrite
-from ropecli.signature import Check, Flag, command
+from ropecli.signature import Flag, command
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,6 @@ def report(
         str | Path | None,
         Flag("--output", "-o", metavar="FILE"),
         Doc("HTML page to write. Default: beside the first report, with the ending .html."),
-        Check(check_page),
         OUTPUT,
     ] = None,
     overwrite: Overwrite = False,

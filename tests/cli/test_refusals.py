@@ -208,7 +208,6 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
      damaged_run("metrics.jsonl", b'{"step": 1, "protocol": "\xe9"}\n{"step": 1, "loss": 2.5}\n')),
     (CHAT, "chat.jsonl:1: system is 5; expected", conversation("user", "a", system=5)),
     # theory, report
-    ("report source/config.json --output page.pdf", "page.pdf does not end in .html or .htm"),
     ("report source/config.json --output page.html", "has no reports"),
     # push
     ("push source --repo me/tiny", "ropecli did not change this checkpoint. Upload it with: hf upload me/tiny source"),
