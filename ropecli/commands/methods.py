@@ -11,6 +11,7 @@ from ropecli.signature import command
 if TYPE_CHECKING:
     from ropecli.scaling.method import ScalingMethod
 
+
 @dataclass(frozen=True)
 class MethodList:
     """methods: the listed methods. single: whether the user asked for a single one."""

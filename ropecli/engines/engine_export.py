@@ -9,7 +9,6 @@ from typing import Any
 
 from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.state import read_state
 from ropecli.config.findings import Finding
 from ropecli.config.layers import acts_nowhere
 from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
@@ -70,7 +69,6 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     for reason in _texts(engine.refused, p):
         raise PatchError(f"{engine.title} does not support the positions of {p.checkpoint}: {reason}")
     overrides, file_name = engine.overrides(p), str(output or engine.file_name)
-    layers = read_state(checkpoint).settings.layers
     file_text = engine.file_text(overrides)
     if output:
         with new_file(output) as partial:
@@ -83,7 +81,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         ),
         overrides=overrides,
         cannot=tuple(_texts(engine.cannot, p)),
-        notes=tuple(_texts((acts_nowhere(layers), engine.without_options(p), *engine.notes), p)),
+        notes=tuple(_texts((acts_nowhere(p.state.settings.layers), engine.without_options(p), *engine.notes), p)),
         findings=p.findings,
         file_name=file_name,
         file_text=file_text,
