@@ -112,12 +112,6 @@ def check_data(source: str) -> None:
         locate(source)
 
 
-def check_training_data(source: str) -> None:
-    """As check_data, and raises DataError for the held-out text."""
-    refuse_held_out(source)
-    check_data(source)
-
-
 def refuse_held_out(source: str) -> None:
     if source == DEMO:
         raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
