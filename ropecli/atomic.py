@@ -17,7 +17,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
     Follows a link. Raises OSError.
     """
-    target = _followed(path)
+    target = path.resolve()
     partial = target.with_name(f".{uuid4().hex}.partial")
     with _parents_of(target):
         try:
@@ -35,7 +35,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     not empty, or that another run writes. Messages of other errors name `output`, not the temporary folder.
     """
     refuse_existing(output)
-    target = _followed(output)
+    target = output.resolve()
     lock, partial = (target.with_name(f".{target.name}.{ending}") for ending in ("lock", "partial"))
     with sole_use(lock, output), naming(partial, output):
         try:
@@ -62,7 +62,7 @@ def sole_use(lock_file: Path, what: Path) -> Iterator[None]:
     """Lock `what` for this run. Raises OSError, and OutputError if another run holds the lock."""
     from filelock import FileLock, Timeout
 
-    with _parents_of(_followed(lock_file)):
+    with _parents_of(lock_file.resolve()):
         lock = FileLock(lock_file, timeout=0)
         try:
             lock.acquire()
@@ -103,7 +103,7 @@ def refuse_existing(output: Path) -> None:
     """Raise OutputError if the folder exists and is not empty, or cannot be created."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputError(f"{output} exists and is not empty. Choose another --output, or delete it first.")
-    if output.is_dir() and (output.samefile(Path.cwd()) or os.path.ismount(_followed(output))):
+    if output.is_dir() and (output.samefile(Path.cwd()) or output.resolve().is_mount()):
         raise OutputError(
             f"{output} is the current folder or a mount point and cannot be replaced. Choose a folder inside it: "
             f"--output {quoted(output / 'checkpoint')}"
@@ -123,7 +123,7 @@ def folder_to_write(output: str | Path | None, *, dry_run: bool) -> Path | None:
 
 def _refuse_place(path: Path) -> None:
     """Raise OutputError if no file can be created in the nearest existing parent folder."""
-    folder = next(parent for parent in _followed(path).parents if parent.exists())
+    folder = next(parent for parent in path.resolve().parents if parent.exists())
     try:
         with TemporaryFile(dir=folder):  # root may write everywhere by its permissions, and not in /proc
             pass
@@ -142,8 +142,3 @@ def _parents_of(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             for parent in missing:
                 parent.rmdir()
-
-
-def _followed(path: Path) -> Path:
-    """The absolute path with all links resolved; broken links give the path they point to."""
-    return Path(os.path.realpath(path))

@@ -85,8 +85,7 @@ def checkpoint_folder(name: str | Path) -> Path | None:
     if folder.is_dir():
         return folder
     if folder.exists():
-        hint = f" {_gguf_hint(folder)}" if folder.suffix == ".gguf" else ""
-        raise CheckpointError(f"{name} is a file; expected a folder with config.json.{hint}")
+        raise CheckpointError(f"{name} is a file; expected the folder of a Hugging Face checkpoint, with config.json.")
     # runs/typo means a folder if runs/ exists: do not ask the Hub
     if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
         raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
@@ -94,16 +93,7 @@ def checkpoint_folder(name: str | Path) -> Path | None:
 
 
 def refuse_without_config(name: str | Path, folder: Path) -> NoReturn:
-    gguf = next(folder.glob("*.gguf"), None)
-    hint = _gguf_hint(gguf) if gguf else "Choose a folder with a checkpoint."
-    raise CheckpointError(f"{name}: no config.json in {folder}. {hint}")
-
-
-def _gguf_hint(file: Path) -> str:
-    return (
-        f"{file} is a GGUF file, for llama.cpp. Patch the Hugging Face checkpoint that it was made from, then convert "
-        f"the patched folder: `ropecli export DIR --engine llama.cpp` prints the commands."
-    )
+    raise CheckpointError(f"{name}: no config.json in {folder}. Choose the folder of a Hugging Face checkpoint.")
 
 
 def locate(source: str) -> Path | HubDataset:
@@ -122,12 +112,6 @@ def check_data(source: str) -> None:
         locate(source)
 
 
-def check_training_data(source: str) -> None:
-    """As check_data, and raises DataError for the held-out text."""
-    refuse_held_out(source)
-    check_data(source)
-
-
 def refuse_held_out(source: str) -> None:
     if source == DEMO:
         raise DataError("'demo' is the held-out text for eval-ppl. Use 'demo-train' for training.")
@@ -135,23 +119,5 @@ def refuse_held_out(source: str) -> None:
 
 def check_picture(path: str) -> None:
     """Raise OutputError unless a figure can be written in the format of this ending."""
-    _refuse_other_endings(path, ".png", ".svg", ".pdf")
-
-
-def check_page(path: str) -> None:
-    _refuse_other_endings(path, ".html", ".htm")
-
-
-def _refuse_other_endings(path: str, *endings: str) -> None:
-    if Path(path).suffix.lower() not in endings:
-        raise OutputError(f"{path} does not end in {' or '.join(endings)}.")
-
-
-def check_report(path: str | Path) -> None:
-    """Raise DataError for a folder, or a file that is not JSON; OSError."""
-    path = as_path(path)
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; expected a report that a command wrote with --output.")
-    with path.open("rb") as file:
-        if not file.read(100).lstrip().startswith(b"{"):
-            raise DataError(f"{path} is not a report; expected a JSON file that a command wrote with --output.")
+    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise OutputError(f"{path} does not end in .png, .svg or .pdf.")

@@ -195,11 +195,8 @@ def prune_snapshots(folder: Path, newest: int, keep: int, best: int | None = Non
 
 
 def _fsync(path: Path) -> None:
-    """Flush a file or folder to disk. Does nothing if it does not exist."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except (FileNotFoundError, PermissionError):  # Windows cannot open folders
-        return
+    """Flush a file or folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-ENDING = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # Windows has no SIGHUP
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 ECHO_SECONDS = 0.5
 """A launcher may forward a signal that its processes already received. Nobody presses Ctrl-C twice this fast."""
 

@@ -15,8 +15,10 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Required, TypeVar, cast
+
+from annotated_types import Interval, MinLen
 
 from ropecli.errors import MethodError, did_you_mean, shown
 
@@ -59,13 +61,9 @@ class OneOf:
 
 @dataclass(eq=False)
 class Check:
-    """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast.
-
-    values: the names that a shell completes.
-    """
+    """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast."""
 
     test: Callable[[str], None]
-    values: Iterable[str] = field(default=(), repr=False)
 
 
 @dataclass(eq=False)
@@ -75,29 +73,12 @@ class Default:
     value: Any
 
 
-@dataclass(eq=False)
-class Interval:
-    """The range of a number, or of each number of a list."""
-
-    gt: float | None = None
-    ge: float | None = None
-    le: float | None = None
-
-
-@dataclass(eq=False)
-class MinLen:
-    """The least number of values of a list."""
-
-    min_length: int
-
-
 _BOUNDS = {
     "gt": (operator.gt, "above"),
     "ge": (operator.ge, "of at least"),
     "le": (operator.le, "of at most"),
 }
-_LARGEST = 2**63 - 1
-"""torch has no larger integers."""
+"""The bounds of an Interval, which hold for every number of a list."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -205,12 +186,10 @@ def _fitted(value: Any, annotation: Any, option: str, verb: str = "is") -> Any:
     value = _typed(value, kind, option, verb)
     if value is None:
         return None
-    intervals = [note for note in notes if isinstance(note, Interval)]
-    if isinstance(value, int) and value > _LARGEST:
-        intervals.append(Interval(le=_LARGEST))
     limits = [
         (words, limit)
-        for note in intervals
+        for note in notes
+        if isinstance(note, Interval)
         for key, words in _BOUNDS.items()
         if (limit := getattr(note, key)) is not None
     ]

@@ -3,20 +3,18 @@
 A subcommand's module is imported when it runs; its functions import model libraries.
 """
 
-import errno
 import io
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from ropecli.cli import terminal
 from ropecli.cli.terminal import shown_progress
 from ropecli.cli.typer_command import as_command, take_words
-from ropecli.commands import find_command, summary_of
+from ropecli.commands import find_command
 from ropecli.errors import RopecliError, did_you_mean
 from ropecli.ranks import read_ranks
 
@@ -62,15 +60,6 @@ _PANELS = {name: panel for panel, members in _COMMANDS.items() for name in membe
 
 class _Commands(TyperGroup):
     """The subcommands, each made when it is needed."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """With the subcommands' summaries alone, which needs no import of their modules."""
-        made = self.commands
-        self.commands = {
-            name: TyperCommand(name, help=summary_of(name), rich_help_panel=panel) for name, panel in _PANELS.items()
-        }
-        super().format_help(ctx, formatter)
-        self.commands = made
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_PANELS)
@@ -123,7 +112,8 @@ def _print_guide(given: bool) -> None:
     if given:
         for commands in _COMMANDS.values():
             for name, (_, example, _) in commands.items():
-                typer.echo(f"{summary_of(name)}\n  {f'ropecli {name} {example}'.rstrip()}")
+                summary, _, _ = (find_command(name).__doc__ or "").partition("\n")
+                typer.echo(f"{summary}\n  {f'ropecli {name} {example}'.rstrip()}")
         typer.echo(_GUIDE.rstrip())
         raise typer.Exit
 
@@ -162,21 +152,11 @@ def _run(words: list[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except (RopecliError, OSError) as error:
-        terminal.fail(_of_full_disk(error) or str(error))
+        terminal.fail(str(error))
     except _UsageError as error:
         of = f"{error.ctx.command_path} --help" if error.ctx else "ropecli --help"
         terminal.fail(f"{error.format_message()} See `{of}`.")
     return 2
-
-
-def _of_full_disk(error: Exception) -> str:
-    """The message for a file that had no room; empty for other errors."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    name = (error.filename2 or error.filename) if isinstance(error, OSError) and full else None
-    if not name:
-        return ""
-    shown = Path(*(part for part in Path(name).parts if not part.endswith(".partial")))  # without temporary folders
-    return f"No space left for {shown}. Free some space and run the command again, with --resume if it has that."
 
 
 def _end_among_others(status: int) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import io
 import json
 import logging
-import math
 import os
 import sys
 import time
@@ -120,7 +119,8 @@ def _bounded(message: str) -> str:
 def print_json(value: Any) -> None:
     """Print JSON on standard output, with null for infinities and NaN."""
     if not out.quiet:
-        out.file.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+        finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
+        out.file.write(json.dumps(finite, indent=2) + "\n")
 
 
 def show_changes(file: str, changes: Iterable[tuple[str, Any, Any]]) -> None:
@@ -132,14 +132,6 @@ def show_changes(file: str, changes: Iterable[tuple[str, Any, Any]]) -> None:
         tell(f"  {path}")
         for sign, value, colour in zip("-+", values, ("red", "green"), strict=True):
             out.print(f"    {sign} {value if value == ABSENT else json.dumps(value)}", colour=colour)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Handler(logging.Handler):
@@ -176,11 +168,7 @@ _bars: "list[_Bar]" = []
 
 @contextlib.contextmanager
 def _bar(description: str, total: int | None) -> Iterator[Step]:
-    """What a command does, the share done and the time left.
-
-    On a terminal one line that changes, whatever opens a bar; elsewhere, as in a cluster's log, a line at the start and
-    every 30 seconds.
-    """
+    """A line of a terminal, which all bars share; elsewhere, as in a cluster's log, a line every 30 seconds."""
     with contextlib.ExitStack() as stack:
         line = _bars[-1].line if _bars else None
         if not _bars and err.file.isatty() and not err.quiet:

@@ -21,7 +21,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from ropecli.cli import terminal
 from ropecli.errors import MethodError, shown
-from ropecli.signature import Check, Flag, InTokens, OneOf, Only, Panel, option_name, token_count
+from ropecli.signature import Flag, InTokens, Only, Panel, option_name, token_count
 
 ALIASES = {
     "--attn": ("--attn-implementation",),
@@ -45,11 +45,6 @@ _PANELS = ("Required", "Settings", "Scaling", "Data", "Output", "Loading", "Serv
 """Groups of options in the order of every help page. The last three are shown with --help-all only."""
 _RARE = "Rare: "
 """Before the name of the group of an option that the short help skips."""
-_SWITCHES = {
-    "as_json": ("--json", None, "Print the result as JSON on standard output, and an error as JSON on standard error."),
-    "quiet": ("--quiet", "-q", "Print only the result and errors."),
-    "verbose": ("--verbose", "-v", "Print more of the result."),
-}
 
 
 class Command(TyperCommand):
@@ -156,12 +151,15 @@ def as_command(function: Callable[..., Any], show: str, panel: str, examples: Se
         if status := getattr(result, "exit_status", 0):
             raise typer.Exit(status)
 
-    parameters = [parameter for parameter, _ in converted.values()]
-    for switch, (option, short, text) in _SWITCHES.items():
-        parameters.append(_switch(switch, text, option, short))
+    parameters = [
+        *(parameter for parameter, _ in converted.values()),
+        _switch("as_json", "Print the result as JSON, and an error as JSON on standard error.", "--json"),
+        _switch("quiet", "Print only the result and errors.", "--quiet", "-q"),
+        _switch("verbose", "Print more of the result.", "--verbose", "-v"),
+    ]
     if any(_RARE in (each.annotation.__metadata__[0].rich_help_panel or "") for each in parameters):
         text = "Show help with all options, also for loading, servers and engines."
-        parameters.append(_switch("help_all", text, "--help-all", None, callback=_show_all_help, is_eager=True))
+        parameters.append(_switch("help_all", text, "--help-all", callback=_show_all_help, is_eager=True))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
@@ -172,8 +170,8 @@ def as_command(function: Callable[..., Any], show: str, panel: str, examples: Se
     return made
 
 
-def _switch(name: str, text: str, option: str, short: str | None, **options: Any) -> inspect.Parameter:
-    note = typer.Option(*filter(None, (option, short)), help=text, metavar="", rich_help_panel="Output", **options)
+def _switch(name: str, text: str, *flags: str, **options: Any) -> inspect.Parameter:
+    note = typer.Option(*flags, help=text, metavar="", rich_help_panel="Output", **options)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, note])
 
 
@@ -188,8 +186,6 @@ def _convert(parameter: inspect.Parameter, names: Collection[str]) -> tuple[insp
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     typed, metavar, parse = _type_to_parse(kind, flag.name, several=is_argument, in_tokens=InTokens in by_type)
     options: dict[str, Any] = {"help": text, "metavar": flag.metavar or metavar}
-    if values := [name for note in _all_notes(kind, notes) if isinstance(note, OneOf | Check) for name in note.values]:
-        options["autocompletion"] = _completion(values)
     if is_argument:
         options["metavar"] = flag.metavar or parameter.name.upper()
         note: Any = typer.Argument(**options)
@@ -211,20 +207,6 @@ def _convert(parameter: inspect.Parameter, names: Collection[str]) -> tuple[insp
     typed = typed | None if default is None else typed
     converted = parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=Annotated[typed, note])
     return converted, lambda value: None if value is None else parse(value)
-
-
-def _all_notes(kind: Any, notes: Sequence[Any] = ()) -> list[Any]:
-    """The notes of a type, with those of its parts, such as the items of a list."""
-    parts = [note for part in typing.get_args(kind) for note in _all_notes(part)]
-    return [*notes, *getattr(kind, "__metadata__", ()), *parts]
-
-
-def _completion(values: Sequence[str]) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")  # the last one of a list
-        return [before + comma + value for value in values if value.startswith(last)]
-
-    return complete
 
 
 def _type_to_parse(

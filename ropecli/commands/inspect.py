@@ -22,16 +22,6 @@ class Inspection:
     reports: tuple[dict[str, Any], ...]
     differences: tuple[str, ...] = ()
 
-    @property
-    def state(self) -> "CheckpointState":
-        """The state of the first checkpoint."""
-        return self.states[0]
-
-    @property
-    def findings(self) -> list[dict[str, Any]]:
-        """Problems of the first checkpoint: rule, message and fix of each."""
-        return self.reports[0]["findings"]
-
     def as_json(self) -> dict[str, Any]:
         if len(self.reports) == 1:
             return self.reports[0]

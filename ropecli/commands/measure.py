@@ -87,11 +87,7 @@ def ruler(checkpoints: options.CheckpointNames, **shared: Unpack[options.RulerOp
 
 
 def _measure(task: str, checkpoints: Sequence[str], shared: Mapping[str, Any]) -> Reports:
-    """Check the options before torch is imported, measure, and write the outputs. The first process of a launch writes.
-
-    task: needle, ruler or a protocol. Raises MethodError for wrong methods, OutputError for outputs that cannot be
-    written, or a run to resume; and the errors of make_jobs and make_reports.
-    """
+    """Check the options before torch is imported, measure, and write the outputs. task: needle, ruler or a protocol."""
     from ropecli.resume import refuse_interrupted, remove_state
 
     specs, output, plot = None, optional_path(shared["output"]), optional_path(shared["plot"])
@@ -131,10 +127,7 @@ def _measure(task: str, checkpoints: Sequence[str], shared: Mapping[str, Any]) -
 
 
 def _reader_factory(options: Mapping[str, Any]) -> "ReaderFactory":
-    """A model in this process, or a server.
-
-    Raises MethodError for options that exclude each other, EndpointError for a server that cannot be used.
-    """
+    """A model in this process, or a server."""
     loading: Any = loading_of(options)  # type: ignore[arg-type]
     url, engine, batch_size = options["endpoint"], options["engine"], options.get("batch_size", 1)
     if engine and url:

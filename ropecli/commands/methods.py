@@ -11,15 +11,6 @@ from ropecli.signature import command
 if TYPE_CHECKING:
     from ropecli.scaling.method import ScalingMethod
 
-# A setting for the example, if the method has one that is not obvious. abf needs one.
-_SETTINGS = {
-    "abf": "rope_theta=500000",
-    "llama3": "high_freq_factor=8",
-    "ntk-by-parts": "beta_fast=64",
-    "p-rope": "p=0.5",
-    "yarn": "beta_fast=64",
-}
-
 
 @dataclass(frozen=True)
 class MethodList:
@@ -64,8 +55,8 @@ def example(method: "ScalingMethod") -> str:
     use = f"--method {method.name} --factor {factor}"
     if any(parameter.kind == LIST for parameter in method.parameters):
         use += " --factors-file FILE.json"
-    else:
-        use += "".join(f" --set {_SETTINGS[part]}" for part in method.name.split("+") if part in _SETTINGS)
+    elif "abf" in method.name.split("+"):  # which needs a setting
+        use += " --set rope_theta=500000"
     return f"ropecli patch CHECKPOINT {use} --output DIR"
 
 

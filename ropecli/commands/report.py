@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from annotated_doc import Doc
 
 from ropecli.atomic import as_path, new_file, refuse_unwritable
-from ropecli.names import check_page, check_report
 from ropecli.options import OUTPUT, Overwrite
-from ropecli.signature import Check, Flag, command
+from ropecli.signature import Flag, command
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,12 @@ def report(
         Sequence[str | Path],
         Flag("reports", metavar="REPORT"),
         Doc("Reports written with --output."),
-        Check(check_report),
     ],
     *,
     output: Annotated[
         str | Path | None,
         Flag("--output", "-o", metavar="FILE"),
         Doc("HTML page to write. Default: beside the first report, with the ending .html."),
-        Check(check_page),
         OUTPUT,
     ] = None,
     overwrite: Overwrite = False,
@@ -43,9 +40,10 @@ def report(
     from ropecli.reporting.page import render_page
     from ropecli.reporting.report_files import read_reports
 
+    measured = read_reports([as_path(path) for path in reports])
     page = as_path(reports[0]).with_suffix(".html") if output is None else as_path(output)
     refuse_unwritable(page, overwrite=overwrite)
-    text = render_page(read_reports([as_path(path) for path in reports]))
+    text = render_page(measured)
     with new_file(page) as partial:
         partial.write_text(text, encoding="utf-8")
     return Page(page)

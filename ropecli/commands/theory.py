@@ -13,14 +13,13 @@ from ropecli.options import Overwrite
 from ropecli.signature import Only, command
 
 if TYPE_CHECKING:
-    from ropecli.scaling.spec import ScaledRope, ScalingSpec
+    from ropecli.scaling.spec import ScalingSpec
 
 
 @dataclass(frozen=True)
 class Theory:
-    """ropes: those compared, by name. report: their quantities. plot: the drawn file."""
+    """report: the quantities of each rope. plot: the drawn file."""
 
-    ropes: "dict[str, ScaledRope]"
     report: dict[str, Any]
     plot: Path | None = None
 
@@ -63,4 +62,4 @@ def theory(
         from ropecli.reporting.figures.style import save
 
         save(draw_frequencies(opened.name, ropes, target), picture)
-    return Theory(ropes, theory_report(opened.name, ropes, target, findings), picture)
+    return Theory(theory_report(opened.name, ropes, target, findings), picture)

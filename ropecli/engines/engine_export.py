@@ -9,7 +9,6 @@ from typing import Any
 
 from ropecli.atomic import new_file
 from ropecli.checkpoint.opening import Checkpoint
-from ropecli.checkpoint.state import read_state
 from ropecli.config.findings import Finding
 from ropecli.config.layers import acts_nowhere
 from ropecli.engines import llama_cpp, lm_eval, mlx, sglang, trainers, vllm
@@ -42,10 +41,6 @@ class Export:
         return {**values, "findings": [finding.as_json() for finding in self.findings]}
 
 
-_ENGINE_NAMES = {
-    **{"llamacpp": "llama.cpp", "llama-cpp": "llama.cpp", "mlx-lm": "mlx", "lm_eval": "lm-eval"},
-    **{"llamafactory": "llama-factory", "swift": "ms-swift"},
-}
 ENGINES = {
     "axolotl": trainers.AXOLOTL,
     "llama-factory": trainers.LLAMA_FACTORY,
@@ -67,7 +62,6 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     Raises MethodError for an `output` without a config file, PatchError where the engine does not
     support the checkpoint's positions, OSError where `output` cannot be written.
     """
-    name = _ENGINE_NAMES.get(name.lower(), name.lower())
     engine = ENGINES[name]
     if output and not engine.file_name:
         raise MethodError(f"{engine.title} needs no config file: its command has all options. Run it without --output.")
@@ -75,7 +69,6 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
     for reason in _texts(engine.refused, p):
         raise PatchError(f"{engine.title} does not support the positions of {p.checkpoint}: {reason}")
     overrides, file_name = engine.overrides(p), str(output or engine.file_name)
-    layers = read_state(checkpoint).settings.layers
     file_text = engine.file_text(overrides)
     if output:
         with new_file(output) as partial:
@@ -88,7 +81,7 @@ def export_checkpoint(checkpoint: Checkpoint, name: str, output: Path | None = N
         ),
         overrides=overrides,
         cannot=tuple(_texts(engine.cannot, p)),
-        notes=tuple(_texts((acts_nowhere(layers), *engine.notes, engine.without_options(p)), p)),
+        notes=tuple(_texts((acts_nowhere(p.state.settings.layers), *engine.notes, engine.without_options(p)), p)),
         findings=p.findings,
         file_name=file_name,
         file_text=file_text,

@@ -8,7 +8,7 @@ from annotated_doc import Doc
 
 from ropecli.atomic import as_path
 from ropecli.errors import RecipeError, did_you_mean
-from ropecli.options import DATA, IS_TRAINING_DATA, OUTPUT, TOKENS
+from ropecli.options import DATA, IS_DATA, OUTPUT, TOKENS
 from ropecli.signature import Check, Flag, Interval
 
 
@@ -79,7 +79,7 @@ class RecipeKeys(TypedDict, total=False):
         str | None,
         Flag("--data", "-d"),
         Doc("'demo-train', a file or folder, or a Hub dataset id."),
-        IS_TRAINING_DATA,
+        IS_DATA,
         DATA,
     ]
     text_column: Annotated[str | None, Doc("Column of a table with the text or conversations."), DATA]
