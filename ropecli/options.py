@@ -11,7 +11,7 @@ from typing import Annotated, Any, Required, TypedDict
 from annotated_doc import Doc
 
 from ropecli.errors import MethodError, shown
-from ropecli.names import check_checkpoint, check_data, check_method, check_picture
+from ropecli.names import METHODS, check_checkpoint, check_data, check_method, check_picture
 from ropecli.signature import Check, Default, Flag, Interval, InTokens, MinLen, OneOf, Only, Panel, token_count
 
 SCALING, DATA, OUTPUT, ENGINE = Panel("Scaling"), Panel("Data"), Panel("Output"), Panel("Engine")
@@ -26,7 +26,7 @@ PROTOCOLS = {
 TOKENS = InTokens()
 MODE_RULE = "Default: generate in ruler, as in its paper; rank in the other commands."
 
-IS_CHECKPOINT, IS_METHOD = Check(check_checkpoint), Check(check_method)
+IS_CHECKPOINT, IS_METHOD = Check(check_checkpoint), Check(check_method, METHODS)
 IS_DATA = Check(check_data)
 CheckpointName = Annotated[str, Doc("A folder, a Hub id (owner/name), or 'demo'."), IS_CHECKPOINT]
 CheckpointNames = Annotated[

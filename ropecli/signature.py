@@ -15,7 +15,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Required, TypeVar, cast
 
 from annotated_types import Interval, MinLen
@@ -61,9 +61,13 @@ class OneOf:
 
 @dataclass(eq=False)
 class Check:
-    """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast."""
+    """Marks names that are looked up before the command runs. test: raises RopecliError for a wrong one; fast.
+
+    values: the names that a shell completes.
+    """
 
     test: Callable[[str], None]
+    values: Iterable[str] = field(default=(), repr=False)
 
 
 @dataclass(eq=False)

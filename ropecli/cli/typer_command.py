@@ -21,7 +21,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from ropecli.cli import terminal
 from ropecli.errors import MethodError, shown
-from ropecli.signature import Flag, InTokens, Only, Panel, option_name, token_count
+from ropecli.signature import Check, Flag, InTokens, OneOf, Only, Panel, option_name, token_count
 
 ALIASES = {
     "--attn": ("--attn-implementation",),
@@ -186,6 +186,8 @@ def _convert(parameter: inspect.Parameter, names: Collection[str]) -> tuple[insp
     default, is_argument = parameter.default, parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     typed, metavar, parse = _type_to_parse(kind, flag.name, several=is_argument, in_tokens=InTokens in by_type)
     options: dict[str, Any] = {"help": text, "metavar": flag.metavar or metavar}
+    if values := [name for note in _all_notes(kind, notes) if isinstance(note, OneOf | Check) for name in note.values]:
+        options["autocompletion"] = _completion(values)
     if is_argument:
         options["metavar"] = flag.metavar or parameter.name.upper()
         note: Any = typer.Argument(**options)
@@ -207,6 +209,20 @@ def _convert(parameter: inspect.Parameter, names: Collection[str]) -> tuple[insp
     typed = typed | None if default is None else typed
     converted = parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=Annotated[typed, note])
     return converted, lambda value: None if value is None else parse(value)
+
+
+def _all_notes(kind: Any, notes: Sequence[Any] = ()) -> list[Any]:
+    """The notes of a type, with those of its parts, such as the items of a list."""
+    parts = [note for part in typing.get_args(kind) for note in _all_notes(part)]
+    return [*notes, *getattr(kind, "__metadata__", ()), *parts]
+
+
+def _completion(values: Sequence[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")  # the last one of a list
+        return [before + comma + value for value in values if value.startswith(last)]
+
+    return complete
 
 
 def _type_to_parse(

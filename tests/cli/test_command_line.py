@@ -59,6 +59,22 @@ def test_names_of_other_tools_are_accepted(command, arguments, canonical):
     assert all(parsed[name] is not None for name in canonical.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("patch demo --method ya", "yarn"),
+        ("eval-ppl demo --methods none,yarn,rer", "none,yarn,rerope"),
+        ("export demo -e vl", "vllm"),
+        ("ruler demo --tasks vt,c", "vt,cwe"),
+    ],
+)
+def test_the_shell_completes_values(ropecli, monkeypatch, words, completed):
+    monkeypatch.setenv("_ROPECLI_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"ropecli {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert completed in ropecli().out.splitlines()
+
+
 def test_token_counts_take_suffixes(ropecli):
     options = ["--method", "YaRN", "--target-length", "1k", "--dry-run", "--json"]
     report = ropecli("patch", "demo", *options).json()
