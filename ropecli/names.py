@@ -85,7 +85,8 @@ def checkpoint_folder(name: str | Path) -> Path | None:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise CheckpointError(f"{name} is a file; expected the folder of a Hugging Face checkpoint, with config.json.")
+        hint = f" {_gguf_hint(folder)}" if folder.suffix == ".gguf" else ""
+        raise CheckpointError(f"{name} is a file; expected a folder with config.json.{hint}")
     # runs/typo means a folder if runs/ exists: do not ask the Hub
     if not HUB_ID.fullmatch(str(name)) or folder.parent.is_dir():
         raise CheckpointError(f"No folder {name}. A checkpoint is a folder, a Hub id (owner/name), or 'demo'.")
@@ -93,7 +94,16 @@ def checkpoint_folder(name: str | Path) -> Path | None:
 
 
 def refuse_without_config(name: str | Path, folder: Path) -> NoReturn:
-    raise CheckpointError(f"{name}: no config.json in {folder}. Choose the folder of a Hugging Face checkpoint.")
+    gguf = next(folder.glob("*.gguf"), None)
+    hint = _gguf_hint(gguf) if gguf else "Choose a folder with a checkpoint."
+    raise CheckpointError(f"{name}: no config.json in {folder}. {hint}")
+
+
+def _gguf_hint(file: Path) -> str:
+    return (
+        f"{file} is a GGUF file, for llama.cpp. Patch the Hugging Face checkpoint that it was made from, then convert "
+        f"the patched folder: `ropecli export DIR --engine llama.cpp` prints the commands."
+    )
 
 
 def locate(source: str) -> Path | HubDataset:

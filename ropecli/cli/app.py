@@ -3,9 +3,11 @@
 A subcommand's module is imported when it runs; its functions import model libraries.
 """
 
+import errno
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -152,11 +154,21 @@ def _run(words: list[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except (RopecliError, OSError) as error:
-        terminal.fail(str(error))
+        terminal.fail(_of_full_disk(error) or str(error))
     except _UsageError as error:
         of = f"{error.ctx.command_path} --help" if error.ctx else "ropecli --help"
         terminal.fail(f"{error.format_message()} See `{of}`.")
     return 2
+
+
+def _of_full_disk(error: Exception) -> str:
+    """The message for a file that had no room; empty for other errors."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    name = (error.filename2 or error.filename) if isinstance(error, OSError) and full else None
+    if not name:
+        return ""
+    shown = Path(*(part for part in Path(name).parts if not part.endswith(".partial")))  # without temporary folders
+    return f"No space left for {shown}. Free some space and run the command again, with --resume if it has that."
 
 
 def _end_among_others(status: int) -> None:

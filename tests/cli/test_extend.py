@@ -92,7 +92,7 @@ def test_stopped_while_it_writes_it_resumes_and_measures_nothing_again(extend, t
         outcome = extend()
     assert (tmp_path / "out").exists() == (stop == "after the rename")
     if stop == "a full disk":
-        outcome.is_refused("No space left on device")
+        outcome.is_refused(f"No space left for {tmp_path / 'extend.html'}. Free some space")
     else:
         assert outcome.code == 130
     monkeypatch.setattr(driver, "score_samples", None)

@@ -136,7 +136,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (PATCH, "lists model-2.safetensors", write(INDEX, {"weight_map": {"b": "model-2.safetensors"}})),
     (PATCH, "model.safetensors is damaged", write(WEIGHTS, "version https://git-lfs.github.com/spec/v1")),
     ("patch nowhere -o out --method yarn --factor 4", "No folder"),
-    ("inspect model.gguf", "model.gguf is a file; expected the folder of a", write("model.gguf", "GGUF")),
+    ("inspect model.gguf", "model.gguf is a GGUF file, for llama.cpp. Patch the", write("model.gguf", "GGUF")),
     ("inspect source", "no RoPE field that ropecli knows", write(CONFIG, {})),
     ("inspect source", "hidden_size", write(CONFIG, rope())),
     ("inspect source", "warprope", write(CONFIG, rope(head_dim=8, rope_scaling={"type": "warprope"}))),
