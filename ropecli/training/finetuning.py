@@ -25,7 +25,6 @@ from ropecli.attention.loaded import check_tables
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.files import RUN, STAGES
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
-from ropecli.config.changes import get_path
 from ropecli.data.stream import Batch, Stream
 from ropecli.errors import NotFiniteError, ProofError
 from ropecli.evaluation.protocols import short_context
@@ -219,8 +218,7 @@ def _prepare(
     model, unread = _load(checkpoint, recipe, launch)
     launch.wait()  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
-    recorded = launch.from_main(lambda: get_path(run_folder.read_run(output), "resolved.gradient_checkpointing"))
-    recipe = agree_on_checkpointing(launch, model.config, recipe, stage.length, recorded, say)
+    recipe = agree_on_checkpointing(launch, model.config, recipe, stage.length, say)
     refuse_unsuitable(launch, model, recipe, stage.length)
     loss_of = _make_loss(model, recipe, unread, stage)
     scoring = scoring or make_validation(recipe, checkpoint, tokenizer, stage.longest, launch, say)

@@ -173,17 +173,14 @@ def memory_of(device: Any) -> int:
 
 
 def agree_on_checkpointing(
-    launch: Launch, config: Any, recipe: Recipe, length: int, recorded: Any, say: Callable[[str], None]
+    launch: Launch, config: Any, recipe: Recipe, length: int, say: Callable[[str], None]
 ) -> Recipe:
     """Replace gradient_checkpointing: auto, as the main process estimates it. All processes call it together.
 
-    config: the model's. length: tokens of the whole sequence. recorded: the value of the run that is resumed, if any,
-    which is kept. say: called with the reason if layers are recomputed.
+    config: the model's. length: tokens of the whole sequence. say: called with the reason if layers are recomputed.
     """
     if recipe.gradient_checkpointing != "auto":
         return recipe
-    if isinstance(recorded, bool):
-        return recipe.model_copy(update={"gradient_checkpointing": recorded})
     device = launch.accelerator.device
     memory = launch.least(memory_of(device))
     config = copy.deepcopy(config)
