@@ -127,8 +127,9 @@ class FakeSteps:
         """Run a step on `tokens` tokens, and count the memory of one on `length` tokens."""
         model = loss_of.model
         trained = [parameter for _, parameter in trainable(model)]
-        trained_in_others = self._of_others([_values(layer) for layer in decoder_layers(model)])
-        all_trained = _values(model) + trained_in_others
+        by_layer = [[parameter for _, parameter in trainable(layer)] for layer in decoder_layers(model)]
+        trained_in_others = self._of_others([count_values(parameters) for parameters in by_layer])
+        all_trained = count_values(trained) + trained_in_others
         accumulates = recipe.gradient_accumulation > 1  # an earlier pass has left all gradients
         ids = torch.zeros(recipe.batch_size, tokens, dtype=torch.long)
         counter = loss_of.watch(ids, length)
@@ -177,8 +178,8 @@ class FakeSteps:
         return sum(count * sizes[place] for place, count in enumerate(self.others))
 
 
-def _values(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for _, parameter in trainable(module))
+def count_values(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 class LiveBytes(TorchDispatchMode):
