@@ -339,7 +339,11 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name):
 
 
 WRONG = {
-    "a folder that datasets takes for a pattern": ("a[1]/a.jsonl", b'{"text": "a"}', r"a\[1\] has \[ in its name"),
+    "a folder that datasets takes for a pattern": (
+        "a[1]/a.jsonl",
+        b'{"text": "a"}',
+        r"find the splits of .*a\[1\]",
+    ),
     "an empty folder": ("folder", None, r"folder contains no .*\.txt.* files"),
     "an unknown file type": ("x.pdf", b"%PDF", r"x\.pdf.*unknown file type.*\.jsonl"),
     "text that is not UTF-8": ("x.txt", b"\xff\xfe\x00a", r"x\.txt cannot be read: 'utf-8' codec"),
