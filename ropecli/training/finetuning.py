@@ -213,7 +213,7 @@ def _prepare(
     )
     tokenizer = load_tokenizer(checkpoint)
     listener.on_phase("tokenizing")
-    stream = stream or stage.open_data(tokenizer, first=launch.local_main_first)
+    stream = stream or stage.open_data(tokenizer)
     listener.on_phase("loading")
     model, unread = _load(checkpoint, recipe, launch)
     launch.wait()  # hosts tokenize and load at their own speed

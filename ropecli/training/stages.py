@@ -61,11 +61,9 @@ class Stage:
         groups = max(1, processes // self.recipe.context_parallel_size)
         return self.recipe.batch_size * self.recipe.gradient_accumulation * groups
 
-    def open_data(self, tokenizer: Any, **options: Any) -> Stream:
-        """Tokenize and lay out the training data. options: of open_stream. Raises its errors."""
-        return open_stream(
-            self.recipe, tokenizer, self.length, self.position_span, why_unpackable=self._why_unpackable, **options
-        )
+    def open_data(self, tokenizer: Any) -> Stream:
+        """Tokenize and lay out the training data. Raises the errors of open_stream."""
+        return open_stream(self.recipe, tokenizer, self.length, self.position_span, why_unpackable=self._why_unpackable)
 
     def describe_data(self, stream: Stream) -> list[str]:
         """A sentence per source, and what the training reaches. The first may be a warning."""
