@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, expm1
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -153,7 +153,6 @@ class TwoLosses(Scoring):
     remember: called with them.
     """
 
-    remedy: ClassVar[str] = "Use a shorter --length."
     far: Sequence[Scored]
     short: Sequence[Scored]
     base: float
