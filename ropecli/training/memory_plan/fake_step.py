@@ -17,8 +17,8 @@ import json
 import sys
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -80,15 +80,26 @@ class FakeSteps:
         settings = read_settings(json.loads(model.config.to_json_string(use_diff=False)))
         self.loops = any(layer.attention == RECURRENT for layer in settings.layers)
 
-    def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ranks: int = 1) -> FakeStep:
+    def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ranks: int) -> FakeStep:
         """Run a step.
 
         length: tokens per sequence on one process. dtype: of the weights, except an adapter's. shards: number of
         processes that share the gradients. ranks: number of processes that share the sequence.
         Raises CheckpointError if a model needs real values.
         """
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
         try:
-            with self._fake_model(recipe, dtype, ranks) as model, quiet_transformers():
+            model = build_model(self.config, dtype=dtype)
+            with quiet_transformers(), torch.device("meta"):
+                attach(model, recipe)
+            with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
+                model.to_empty(device="cpu")  # some models read the device
+                model.tie_weights()
+                _set_attention(model, recipe, ranks)
+                model.train()
+                if recipe.gradient_checkpointing:
+                    enable_checkpointing(model)
                 loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
                 short = loss_of.short_length() if self.loops else length
                 if length <= 4 * short:
@@ -104,24 +115,6 @@ class FakeSteps:
                 f"Cannot estimate the memory of {self.model.config.model_type}: it does not run on fake tensors: "
                 f"{reason_of(error)}"
             ) from error
-
-    @contextmanager
-    def _fake_model(self, recipe: Recipe, dtype: torch.dtype, ranks: int) -> Iterator["PreTrainedModel"]:
-        """The model with few layers, on fake tensors, and their mode."""
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        model = build_model(self.config, dtype=dtype)
-        with quiet_transformers():
-            with torch.device("meta"):
-                attach(model, recipe)
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                model.to_empty(device="cpu")  # some models read the device
-                model.tie_weights()
-                _set_attention(model, recipe, ranks)
-                model.train()
-                if recipe.gradient_checkpointing:
-                    enable_checkpointing(model)
-                yield model
 
     def _run(self, loss_of: "_WatchedLoss", recipe: Recipe, tokens: int, length: int, shards: int) -> FakeStep:
         """Run a step on `tokens` tokens, and count the memory of one on `length` tokens."""
@@ -390,31 +383,31 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe, ranks: int) -> None
             return None
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed})
 
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any
-    ) -> tuple[Tensor, None]:
-        if ranks > 1:
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any) -> Any:
+        if method_of(configured):  # the last block alone, since all blocks take the same memory
+            kernel = make_kernel(module, configured, arguments.get("sliding_window"))
+            output = kernel(query, key, value, first_query=0, first_key=0, scaling=1.0, last_block_alone=True)
+        elif ranks > 1:
             return _shared(query, key, value, ranks), None
-        if query.shape[-1] == value.shape[-1]:
+        elif query.shape[-1] == value.shape[-1]:
             return sdpa_attention_forward(module, query, key, value, mask, **arguments)
-        return _memory_efficient(query, key, value, mask, arguments.get("scaling"))
+        else:
+            output = _memory_efficient(query, key, value, mask)
+        return output.transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register(_ATTENTION, _last_block(configured) if method_of(configured) else attend)
+    AttentionInterface.register(_ATTENTION, attend)
     AttentionMaskInterface.register(_ATTENTION, mask)
     model.set_attn_implementation(_ATTENTION)
 
 
-def _memory_efficient(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, None]:
+def _memory_efficient(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """The kernel of GPUs for values narrower than queries (DeepSeek): the CPU's stores tokens × tokens scores."""
     from transformers.integrations.sdpa_attention import repeat_kv
 
     key, value = (repeat_kv(tensor, query.shape[1] // tensor.shape[1]) for tensor in (key, value))
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     bias = None if mask is None else mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-    output = kernel(query, key, value, bias, True, 0.0, mask is None, scale=scale)[0]
-    return output.transpose(1, 2).contiguous(), None
+    return kernel(query, key, value, bias, True, 0.0, mask is None)[0]
 
 
 def _shared(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Tensor:
@@ -446,16 +439,3 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return Exchange.forward(ctx, gradients[0])
-
-
-def _last_block(name: str) -> Callable[..., Any]:
-    """A distance method's attention that computes only the last block, since all blocks take the same memory."""
-
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **arguments: Any
-    ) -> tuple[Tensor, None]:
-        kernel = make_kernel(module, name, arguments.get("sliding_window"))
-        result = kernel(query, key, value, first_query=0, first_key=0, scaling=scaling, last_block_alone=True)
-        return result.transpose(1, 2).contiguous(), None
-
-    return attend

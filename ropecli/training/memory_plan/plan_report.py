@@ -16,7 +16,7 @@ from ropecli.live.stock_transformers import stock_config_of
 from ropecli.messages import size
 from ropecli.names import ADAPTERS
 from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
-from ropecli.training.memory_plan.hardware import TRAINING_ENGINES, short_changes
+from ropecli.training.memory_plan.hardware import TRAINING_ENGINES
 from ropecli.training.memory_plan.setups import Setup, best_setup, find_setups, launch_command
 from ropecli.training.stages import Stage
 
@@ -84,7 +84,7 @@ def _row(setup: Setup) -> dict[str, Any]:
         "adapter": setup.recipe.adapter,
         "engine": setup.launch.name,
         "changes": setup.changes,
-        "gradient_checkpointing": setup.recipe.gradient_checkpointing is True,
+        "settings": setup.settings,
         "bytes": None if setup.refused else setup.estimate.total,
         "host_memory": None if setup.refused else setup.host,
         "fits": setup.fits,
@@ -113,5 +113,4 @@ def _shortage(
 
 
 def _name(setup: Setup) -> str:
-    settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
-    return ", ".join([ADAPTERS[setup.recipe.adapter], TRAINING_ENGINES[setup.launch.name], *settings])
+    return ", ".join([ADAPTERS[setup.recipe.adapter], TRAINING_ENGINES[setup.launch.name], *setup.settings])

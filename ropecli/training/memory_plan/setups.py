@@ -51,6 +51,13 @@ class Setup:
     fits: bool
     refused: str = ""
 
+    @property
+    def settings(self) -> list[str]:
+        """Whether it recomputes layers, and its other changes, in a word or two each."""
+        words = {"offload_activations": "offload", "optimizer": "8-bit AdamW"}
+        changed = [words[key] for key in self.changes if key in words]
+        return ["checkpointing", *changed] if self.recipe.gradient_checkpointing is True else changed
+
 
 def find_setups(
     estimator: MemoryEstimator, recipe: Recipe, length: int, gpus: int, memory: int, host: int = sys.maxsize
