@@ -170,18 +170,18 @@ class Stream:
         far = self._far_share(pretraining_length) if is_patched else 0
         if is_patched and not far:
             more = f"; {shorter}" if longest < context_length else ""
-            warning = (
-                f"no trained token has more than {pretraining_length:,} tokens before it, so this trains nothing "
-                f"beyond the pretraining length{more}. Use longer documents and a greater --length, or "
-                "--positions pose."
+            sentences.insert(
+                0,
+                f"warning: no trained token has more than {pretraining_length:,} tokens before it, so this trains "
+                f"nothing beyond the pretraining length{more}. Use longer documents and a greater --length, or "
+                "--positions pose.",
             )
-            return [f"warning: {warning}", *sentences]
-        if longest < context_length:
+        elif longest < context_length:
             sentences.insert(0, f"warning: {shorter}. Use --length {context_length}, or --positions pose.")
-        if not far:
-            return sentences
-        share = f"{_share(far)} of the trained tokens have more than {pretraining_length:,} tokens before them"
-        return [*sentences, f"{share}, the pretraining length."]
+        if far:
+            share = f"{_share(far)} of the trained tokens have more than {pretraining_length:,} tokens before them"
+            sentences.append(f"{share}, the pretraining length.")
+        return sentences
 
     def _far_share(self, pretraining_length: int) -> float:
         """Share of the labels whose token has more positions before it than the model was pretrained with."""
