@@ -71,12 +71,10 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
     if missing or not targets:
         unknown = f"is named {', '.join(missing)}" if missing else "is part of the attention"
         raise RecipeError(f"lora_targets: no linear module {unknown}. {known}")
-    # other readers of adapter_config.json expect an integer
-    alpha: Any = int(recipe.lora_alpha) if recipe.lora_alpha == int(recipe.lora_alpha) else recipe.lora_alpha
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=recipe.lora_rank,
-        lora_alpha=alpha,
+        lora_alpha=recipe.lora_alpha,
         lora_dropout=recipe.lora_dropout,
         target_modules=targets,  # peft shortens a long list
     )

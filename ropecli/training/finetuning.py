@@ -32,6 +32,7 @@ from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.lm_head import SplitModel
 from ropecli.live.loading import load_tokenizer
+from ropecli.live.stock_transformers import stock_config_of
 from ropecli.messages import size
 from ropecli.ranks import read_ranks
 from ropecli.training import adapters, run_folder
@@ -218,7 +219,8 @@ def _prepare(
     model, unread = _load(checkpoint, recipe, launch)
     launch.wait()  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
-    recipe = agree_on_checkpointing(launch, model.config, recipe, stage.length, say)
+    config = stock_config_of(stage.config, checkpoint.name)
+    recipe = agree_on_checkpointing(launch, config, recipe, stage.length, say)
     refuse_unsuitable(launch, model, recipe, stage.length)
     loss_of = _make_loss(model, recipe, unread, stage)
     scoring = scoring or make_validation(recipe, checkpoint, tokenizer, stage.longest, launch, say)

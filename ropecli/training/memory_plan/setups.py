@@ -1,6 +1,5 @@
 """Finds training setups that fit in GPU and main memory with the fewest changes, and the command that runs one."""
 
-import copy
 import json
 import math
 import shlex
@@ -184,15 +183,12 @@ def agree_on_checkpointing(
 ) -> Recipe:
     """Replace gradient_checkpointing: auto, as the main process estimates it. All processes call it together.
 
-    config: the model's. length: tokens of the whole sequence. say: called with the reason if layers are recomputed.
+    config: by stock transformers. length: tokens of the whole sequence. say: called if layers are recomputed.
     """
     if recipe.gradient_checkpointing != "auto":
         return recipe
     device = launch.accelerator.device
     memory = launch.least(memory_of(device))
-    config = copy.deepcopy(config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # the estimate counts qlora itself
 
     def recompute() -> bool:
         try:
