@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -321,15 +320,9 @@ def source_identity(source: Source, files: Sequence[DataFile]) -> list[Any]:
 
 def tokenizer_digest(tokenizer) -> str:
     """sha256 over everything that determines how the tokenizer splits text and renders conversations."""
-    name = type(tokenizer).__name__
-    if tokenizer.is_fast:
-        backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        # these are arguments of the last call
-        backend = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
-        # not part of the backend: whether special tokens in the text are split
-        split = bool(getattr(tokenizer, "split_special_tokens", False))
-        return digest(name, backend, split, tokenizer.chat_template, tokenizer.special_tokens_map)
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        files = {path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()}
-        return digest(name, *(part for file in sorted(files) for part in (file, files[file].read_bytes())))
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.get_vocab()
+    # these are arguments of the last call
+    splitting = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
+    # not part of the backend: whether special tokens in the text are split
+    split = bool(getattr(tokenizer, "split_special_tokens", False))
+    return digest(type(tokenizer).__name__, splitting, split, tokenizer.chat_template, tokenizer.special_tokens_map)

@@ -33,7 +33,6 @@ from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.lm_head import SplitModel
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.stock_transformers import stock_config_of
-from ropecli.messages import size
 from ropecli.ranks import read_ranks
 from ropecli.training import adapters, run_folder
 from ropecli.training.finished_weights import is_finished, write_result
@@ -102,9 +101,6 @@ def run_stages(
         for warning in stage.warnings():
             listener.say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
     with sole_use(output / run_folder.LOCK, output) if first else nullcontext():
-        if kept := len(stages) - 1:
-            weights = size(sum(path.stat().st_size for path in checkpoint.weight_files()))
-            listener.say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")
         source, done = checkpoint, 0
         for stage, folder in zip(stages, folders, strict=True):
             if len(stages) > 1 or stage.plan:
