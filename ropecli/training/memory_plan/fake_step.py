@@ -36,7 +36,7 @@ from ropecli.live.lm_head import SplitModel
 from ropecli.live.skeleton import build_model, decoder_layers, few_layers
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
-from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
+from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing, small_loss
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.shared_sequences import repeats
 
@@ -79,6 +79,7 @@ class FakeSteps:
         """For each layer that runs, the number of other layers of its kind."""
         settings = read_settings(json.loads(model.config.to_json_string(use_diff=False)))
         self.loops = any(layer.attention == RECURRENT for layer in settings.layers)
+        self.small_split = small_loss(model.config, "auto").split
 
     def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ranks: int) -> FakeStep:
         """Run a step.
@@ -100,7 +101,8 @@ class FakeSteps:
                 model.train()
                 if recipe.gradient_checkpointing:
                     enable_checkpointing(model)
-                loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
+                split = SplitModel(model, like=self.small_split)
+                loss_of = _WatchedLoss(model, offload=recipe.offload_activations, split=split)
                 short = loss_of.short_length() if self.loops else length
                 if length <= 4 * short:
                     return self._run(loss_of, recipe, length, length, shards)
@@ -179,8 +181,7 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of storages that are allocated inside its context, until they are freed.
 
     before: tensors that already exist. size_of: bytes of a tensor's storage. owner: what allocates now: a layer, by its
-    place, or a phase of the step. live: bytes by owner. peaks: those of the moment when a phase had most. made: bytes
-    ever allocated.
+    place, or a phase of the step. live: bytes by owner. peaks: those of the moment when a phase had most.
     """
 
     def __init__(self, before: Iterable[Tensor] = (), size_of: Callable[[Tensor], int] | None = None) -> None:
@@ -189,7 +190,6 @@ class LiveBytes(TorchDispatchMode):
         self.owner: int | str = "decoder"
         self.live = Counter[int | str]()
         self.peaks = defaultdict[int | str, Counter[int | str]](Counter)
-        self.made = 0
         self._storages: dict[int, tuple[int | str, int]] = {_address(tensor): ("before", 0) for tensor in before}
 
     def add(self, owner: int | str, size: int) -> None:
@@ -215,7 +215,6 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, Tensor) and (address := _address(tensor)) not in self._storages:
                 size = self.size_of(tensor)
                 self._storages[address] = self.owner, size
-                self.made += size
                 self.add(self.owner, size)
                 weakref.finalize(tensor.untyped_storage(), self._forget, address)
         return result
@@ -235,23 +234,11 @@ def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any) -> T
     return left.new_empty(*rows, left.shape[-2], right.shape[-1])
 
 
-class _FakeSplit(SplitModel):
-    """Treats a head as a single matrix if it allocates logits only once: capping or scaling allocates them again."""
-
-    @torch.no_grad()
-    def _probe(self) -> bool:
-        with LiveBytes(self.model.parameters()) as counter:
-            outputs = self.decode(torch.zeros(1, 2, dtype=torch.long))
-            counter.made = 0
-            logits = self.logits(outputs, outputs.last_hidden_state)
-        return getattr(self.head, "bias", None) is None and counter.made < 2 * logits.nbytes
-
-
 class _WatchedLoss(NextTokenLoss):
     """Tells the counter which layer and which phase allocates. moved: bytes moved to CPU memory, by owner."""
 
-    def __init__(self, model: "PreTrainedModel", *, offload: bool) -> None:
-        super().__init__(model, offload=offload, split=_FakeSplit(model))
+    def __init__(self, model: "PreTrainedModel", *, offload: bool, split: SplitModel) -> None:
+        super().__init__(model, offload=offload, split=split)
         embeddings: Any = model.get_input_embeddings()
         embeddings.register_forward_hook(self._embed)
         for place, layer in enumerate(decoder_layers(model)):
