@@ -98,8 +98,8 @@ def tokenize_conversations(
             except DataError as error:
                 rendered.append((name, Fault(f"{name}: {error}")))
                 continue
-            for number, text in enumerate(texts, 1):
-                rendered.append((f"{name}, answer {number}" if len(texts) > 1 else name, text))
+            for number, answer in enumerate(texts, 1):
+                rendered.append((f"{name}, answer {number}" if len(texts) > 1 else name, answer))
         whole = [text.text for _, text in rendered if isinstance(text, Rendered)]
         tokens: Any = {"input_ids": [], "offset_mapping": []}
         if whole:  # the template has the special tokens
