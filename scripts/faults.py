@@ -163,7 +163,7 @@ FAULTS: list[tuple[str, str]] = [
     ("reports[place] = reports[place].only(shared, reference)", "pass"),
     # extend
     ('method.training in ("no", "a little")', "True"),
-    ('{"held_out": measured, ', '{"held_out": [], '),
+    ("held_out=_begin_as(store, held_out) if held_out else None", "held_out=None"),
     ('max(0.0, line["cost"] - self.most_cost), line["far_nll"]', '0.0, line["far_nll"]'),
     ("return min(trained, key=lambda step: (self._seen[step], step), default=None)", "return max(trained, default=None)"),
     ("sum(step > best for step in self._seen) >= _PATIENCE", "False"),

@@ -167,7 +167,7 @@ _COUNTS = {"parameters": "total", "trained": "trained", "active per token": "act
 
 
 def show_plan(plan: "TrainingPlan") -> None:
-    from ropecli.training.memory_plan.hardware import TRAINING_ENGINES, short_changes
+    from ropecli.training.memory_plan.hardware import TRAINING_ENGINES
 
     report = plan.report
     counts, memory, host = report["parameters"], report["memory"], report["host_memory"]
@@ -195,8 +195,7 @@ def show_plan(plan: "TrainingPlan") -> None:
     sections = frozenset(accumulate(map(len, groups)))
     ways = []
     for row in report["options"]:
-        settings = short_changes(row["changes"], checkpointing=row["gradient_checkpointing"])
-        change = row["refused"] or ", ".join(settings) or "unchanged"
+        change = row["refused"] or ", ".join(row["settings"]) or "unchanged"
         gpu = "" if row["bytes"] is None else size(row["bytes"])
         machine = "" if row["host_memory"] is None else size(row["host_memory"])
         fits = "yes" if row["fits"] else "no"

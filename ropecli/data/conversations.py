@@ -23,7 +23,6 @@ import numpy as np
 from ropecli.data.documents import Document, encode
 from ropecli.data.formats import REASONING, Conversation, Fault, Message, messages_of, reasoning_of
 from ropecli.errors import DataError, reason_of
-from ropecli.hashing import digest
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _THINKING = re.compile(r"(\s*<think>)(.*?)(</think>)(.*)", re.DOTALL)
@@ -76,11 +75,6 @@ class _Part:
         return self.what if self.message is None else f"{self.what} of message {self.message}, by the {self.role}"
 
 
-def template_digest(tokenizer) -> str:
-    """sha256 over everything that determines how conversations are rendered."""
-    return digest(getattr(tokenizer, "chat_template", None), tokenizer.special_tokens_map)
-
-
 def tokenize_conversations(
     rows: Iterable[tuple[str, Conversation]], tokenizer, train_on: str = "assistant", *, drop_unrendered: bool = False
 ) -> Iterator[Document | Fault]:
@@ -103,11 +97,9 @@ def tokenize_conversations(
                 texts = renderer.render(conversation)
             except DataError as error:
                 rendered.append((name, Fault(f"{name}: {error}")))
-            else:
-                answers = (
-                    f"{name}, answer {number}" if len(texts) > 1 else name for number in range(1, len(texts) + 1)
-                )
-                rendered += zip(answers, texts, strict=True)
+                continue
+            for number, answer in enumerate(texts, 1):
+                rendered.append((f"{name}, answer {number}" if len(texts) > 1 else name, answer))
         whole = [text.text for _, text in rendered if isinstance(text, Rendered)]
         tokens: Any = {"input_ids": [], "offset_mapping": []}
         if whole:  # the template has the special tokens

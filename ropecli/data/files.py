@@ -27,7 +27,6 @@ _DATASET_DICT, _DATASET_STATE = "dataset_dict.json", "state.json"
 _MANY_TEXTS = 10
 """Texts per table: a folder of texts with some tables, as source code has for its tests."""
 _LFS = b"version https://git-lfs"
-_PATTERN = re.compile(r"[\[\]*?{}]")
 
 
 class UnreachableError(DataError):
@@ -130,8 +129,6 @@ def splits_of_folder(folder: Path) -> dict[str, list[DataFile]]:
 
     from datasets.data_files import DEFAULT_PATTERNS_ALL, get_data_patterns
 
-    if magic := _PATTERN.search(str(folder)):  # datasets would find other files, or none
-        raise DataError(f"{folder} has {magic[0]} in its name, which datasets takes for a pattern. Rename the folder.")
     card = next((path for path in folder.iterdir() if path.name.lower() == _CARD), None)
     try:
         configured = card is not None and bool(

@@ -1,7 +1,6 @@
 """Training sequences of one length from all sources of a recipe, as a function of the stream position."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -12,7 +11,6 @@ from ropecli.data.sampling import (
     Mixture,
     Selection,
     positions_of,
-    refuse_impossible_positions,
     seeded_generator,
     select_documents,
 )
@@ -172,18 +170,18 @@ class Stream:
         far = self._far_share(pretraining_length) if is_patched else 0
         if is_patched and not far:
             more = f"; {shorter}" if longest < context_length else ""
-            warning = (
-                f"no trained token has more than {pretraining_length:,} tokens before it, so this trains nothing "
-                f"beyond the pretraining length{more}. Use longer documents and a greater --length, or "
-                "--positions pose."
+            sentences.insert(
+                0,
+                f"warning: no trained token has more than {pretraining_length:,} tokens before it, so this trains "
+                f"nothing beyond the pretraining length{more}. Use longer documents and a greater --length, or "
+                "--positions pose.",
             )
-            return [f"warning: {warning}", *sentences]
-        if longest < context_length:
+        elif longest < context_length:
             sentences.insert(0, f"warning: {shorter}. Use --length {context_length}, or --positions pose.")
-        if not far:
-            return sentences
-        share = f"{_share(far)} of the trained tokens have more than {pretraining_length:,} tokens before them"
-        return [*sentences, f"{share}, the pretraining length."]
+        if far:
+            share = f"{_share(far)} of the trained tokens have more than {pretraining_length:,} tokens before them"
+            sentences.append(f"{share}, the pretraining length.")
+        return sentences
 
     def _far_share(self, pretraining_length: int) -> float:
         """Share of the labels whose token has more positions before it than the model was pretrained with."""
@@ -229,16 +227,12 @@ def open_stream(
     *,
     why_unpackable: Callable[[], str] = lambda: "",
     held_out: Sequence[np.ndarray] = (),
-    first: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Stream:
-    """Tokenize all sources and lay them out. Raises DataError, RecipeError, OutputError.
+    """Tokenize all sources and lay them out. Of several processes, one tokenizes. Raises DataError, OutputError.
 
     length: of a sequence, tokens. context_length: range of positions with gaps. why_unpackable: tells why
     conversations cannot be packed; empty if they can. held_out: token ids; documents that begin so are not used.
-    first: a context that lets the main process run first, so that it tokenizes and the other processes reuse the
-    tokens.
     """
-    refuse_impossible_positions(recipe.positions, length, context_length, recipe.pose_chunks)
     parts, kinds, made_of = [], [], []
     for number, source in enumerate(recipe.sources):
         text = Source(
@@ -247,12 +241,11 @@ def open_stream(
         options: dict[str, Any] = {"drop_unrendered": source.drop_unrendered}
         has_ends = source.sequences in _WITH_ENDS
         end = end_of_text(tokenizer, source.end_token) if has_ends or source.end_token else None
-        with first():
-            store = open_store(text, tokenizer, source.train_on, end=end if has_ends else None, **options)
-            kind = _layout_of(source, store, why_unpackable)
-            if kind in _WITH_ENDS and not has_ends and store.has_texts:  # beside conversations, which are packed
-                end = end_of_text(tokenizer, source.end_token)
-                store = open_store(text, tokenizer, source.train_on, end=end, **options)
+        store = open_store(text, tokenizer, source.train_on, end=end if has_ends else None, **options)
+        kind = _layout_of(source, store, why_unpackable)
+        if kind in _WITH_ENDS and not has_ends and store.has_texts:  # beside conversations, which are packed
+            end = end_of_text(tokenizer, source.end_token)
+            store = open_store(text, tokenizer, source.train_on, end=end, **options)
         _refuse_without_effect(source, store, kind)
         selection, layout = _lay_out(source, kind, number, store, length, recipe.seed, held_out)
         padding = (tokenizer.eos_token_id or 0) if kind in ("packed", "single") else 0

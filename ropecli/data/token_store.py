@@ -1,7 +1,6 @@
 """A source's tokens on disk: written once, then memory-mapped, so that no process loads them all.
 
-The cache folder is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli; if that cannot be written, one
-in the temporary folder.
+The cache folder is $ROPECLI_CACHE, else $XDG_CACHE_HOME/ropecli, else ~/.cache/ropecli.
 
 CACHE/tokens/KEY/lengths.bin      tokens of each document, int64
 CACHE/tokens/KEY/ids.bin          tokens of all documents, int32
@@ -20,7 +19,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -31,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ropecli.atomic import new_folder
-from ropecli.data.conversations import template_digest, tokenize_conversations
+from ropecli.data.conversations import tokenize_conversations
 from ropecli.data.documents import Document, tokenize
 from ropecli.data.files import DataFile, UnreachableError
 from ropecli.data.formats import Conversation, Fault
@@ -129,13 +127,7 @@ class TokenStore:
 def cache_folder() -> Path:
     if chosen := os.environ.get("ROPECLI_CACHE"):
         return Path(chosen).expanduser()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    if os.access(folder, os.W_OK):
-        return folder
-    # a home folder that is read-only or missing, as in containers and jobs
-    return Path(tempfile.gettempdir()) / f"ropecli-{os.getuid()}"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropecli"
 
 
 def open_store(
@@ -154,7 +146,7 @@ def open_store(
     """
     files = last_seen_files(source, cache_folder() / "hub")
     settings = [_FORMAT, source.column, source.skip_faulty, source.limit, train_on]
-    settings += [tokenizer_digest(tokenizer), template_digest(tokenizer), end, drop_unrendered]
+    settings += [tokenizer_digest(tokenizer), end, drop_unrendered]
 
     def documents(part: Sequence[DataFile]) -> Iterator[Document | str]:
         faults, lost, unused = list[Fault](), list[str](), set[str]()
@@ -327,16 +319,10 @@ def source_identity(source: Source, files: Sequence[DataFile]) -> list[Any]:
 
 
 def tokenizer_digest(tokenizer) -> str:
-    """sha256 over everything that determines how the tokenizer splits text."""
-    name = type(tokenizer).__name__
-    if tokenizer.is_fast:
-        backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        # these are arguments of the last call
-        backend = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
-        # not part of the backend: whether special tokens in the text are split
-        split = bool(getattr(tokenizer, "split_special_tokens", False))
-        return digest(name, backend, split)
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        files = {path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()}
-        return digest(name, *(part for file in sorted(files) for part in (file, files[file].read_bytes())))
+    """sha256 over everything that determines how the tokenizer splits text and renders conversations."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.get_vocab()
+    # these are arguments of the last call
+    splitting = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
+    # not part of the backend: whether special tokens in the text are split
+    split = bool(getattr(tokenizer, "split_special_tokens", False))
+    return digest(type(tokenizer).__name__, splitting, split, tokenizer.chat_template, tokenizer.special_tokens_map)

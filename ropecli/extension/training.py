@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, expm1
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -76,12 +76,11 @@ class Training:
         keys = {"batch_size": max(1, _STEP_TOKENS // length // ranks), "warmup_steps": warmup}
         recipe = recipe.model_copy(update=keys)
         opened = load_tokenizer(checkpoint), length, length
-        options: Any = {"held_out": measured, "first": self.launch.local_main_first}
         try:
-            self.stream = open_stream(recipe, *opened, **options)
+            self.stream = open_stream(recipe, *opened, held_out=measured)
         except DataError:  # no document that is left has the length: join them
             recipe = recipe.model_copy(update={"sequences": "concat", "end_token": "none"})
-            self.stream = open_stream(recipe, *opened, **options)
+            self.stream = open_stream(recipe, *opened, held_out=measured)
         self.sequences = recipe.batch_size * ranks
         self.recipe = self.launch.from_main(lambda: self._fitted(recipe))
 
@@ -154,7 +153,6 @@ class TwoLosses(Scoring):
     remember: called with them.
     """
 
-    remedy: ClassVar[str] = "Use a shorter --length."
     far: Sequence[Scored]
     short: Sequence[Scored]
     base: float

@@ -71,12 +71,10 @@ def _make_lora_config(model: "PreTrainedModel", recipe: Recipe) -> "LoraConfig":
     if missing or not targets:
         unknown = f"is named {', '.join(missing)}" if missing else "is part of the attention"
         raise RecipeError(f"lora_targets: no linear module {unknown}. {known}")
-    # other readers of adapter_config.json expect an integer
-    alpha: Any = int(recipe.lora_alpha) if recipe.lora_alpha == int(recipe.lora_alpha) else recipe.lora_alpha
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=recipe.lora_rank,
-        lora_alpha=alpha,
+        lora_alpha=recipe.lora_alpha,
         lora_dropout=recipe.lora_dropout,
         target_modules=targets,  # peft shortens a long list
     )
@@ -106,7 +104,7 @@ def _train_in_full(model: "PreTrainedModel") -> None:
     for name in head if dtype != torch.float32 else []:
         model.get_submodule(name).register_forward_pre_hook(cast_input)
     # set after injection, only for adapter_config.json: peft would train copies and not update a tied head
-    lora_config(model).modules_to_save = _shorten([*names, *head], model)
+    lora_config(model).modules_to_save = [*names, *head]
 
 
 def lora_config(model: nn.Module) -> Any:
@@ -227,20 +225,10 @@ def _linear_modules(model: "PreTrainedModel") -> dict[str, nn.Module]:
     }
 
 
-@torch.no_grad()
 def _is_linear(module: nn.Module) -> bool:
-    """Return whether the module is one matrix. LoRA does not fit subclasses that multiply by blocks."""
-    if not isinstance(module, nn.Linear):
-        return False
-    if type(module).__module__.startswith("bitsandbytes.") or type(module).forward is nn.Linear.forward:
-        return True
-    probe = torch.ones(1, 1, module.in_features, dtype=module.weight.dtype, device=module.weight.device)
-    try:
-        output, expected = module(probe), nn.functional.linear(probe, module.weight, module.bias)
-        # without weights, compare only the shapes
-        return output.shape == expected.shape and (output.is_meta or torch.allclose(output, expected, rtol=1e-2))
-    except (AttributeError, RuntimeError, TypeError):  # AttributeError: a router returns several tensors
-        return False
+    """Whether the module is one matrix. LoRA does not fit subclasses that multiply by blocks, nor routers."""
+    in_four_bits = type(module).__module__.startswith("bitsandbytes.")
+    return isinstance(module, nn.Linear) and (in_four_bits or type(module).forward is nn.Linear.forward)
 
 
 def _attention_projections(model: nn.Module, linear: dict[str, nn.Module]) -> list[str]:
@@ -257,10 +245,3 @@ def _is_norm(module: nn.Module) -> bool:
 def _matches(name: str, target: str) -> bool:
     """Match a name as peft does for target_modules."""
     return name == target or name.endswith(f".{target}")
-
-
-def _shorten(names: list[str], model: nn.Module) -> list[str]:
-    """Return the last parts of `names` if only these modules end with them, as peft compares, else `names`."""
-    short = sorted({name.rpartition(".")[2] for name in names})
-    matching = {name for name, _ in model.named_modules() if name.endswith(tuple(short))}
-    return short if matching == set(names) else names

@@ -25,7 +25,6 @@ from ropecli.attention.loaded import check_tables
 from ropecli.attention.patching import patch_to
 from ropecli.checkpoint.files import RUN, STAGES
 from ropecli.checkpoint.opening import Checkpoint, open_checkpoint
-from ropecli.config.changes import get_path
 from ropecli.data.stream import Batch, Stream
 from ropecli.errors import NotFiniteError, ProofError
 from ropecli.evaluation.protocols import short_context
@@ -33,7 +32,7 @@ from ropecli.evaluation.readers.live import refuse_unknown_ids
 from ropecli.live.devices import emulates_bfloat16
 from ropecli.live.lm_head import SplitModel
 from ropecli.live.loading import load_tokenizer
-from ropecli.messages import size
+from ropecli.live.stock_transformers import stock_config_of
 from ropecli.ranks import read_ranks
 from ropecli.training import adapters, run_folder
 from ropecli.training.finished_weights import is_finished, write_result
@@ -102,9 +101,6 @@ def run_stages(
         for warning in stage.warnings():
             listener.say(f"warning: {f'stage {stage.number}: ' if len(stages) > 1 else ''}{warning}")
     with sole_use(output / run_folder.LOCK, output) if first else nullcontext():
-        if kept := len(stages) - 1:
-            weights = size(sum(path.stat().st_size for path in checkpoint.weight_files()))
-            listener.say(f"Keeping the checkpoints of earlier stages in {output / STAGES}: {kept} × {weights}.")
         source, done = checkpoint, 0
         for stage, folder in zip(stages, folders, strict=True):
             if len(stages) > 1 or stage.plan:
@@ -214,13 +210,13 @@ def _prepare(
     )
     tokenizer = load_tokenizer(checkpoint)
     listener.on_phase("tokenizing")
-    stream = stream or stage.open_data(tokenizer, first=launch.local_main_first)
+    stream = stream or stage.open_data(tokenizer)
     listener.on_phase("loading")
     model, unread = _load(checkpoint, recipe, launch)
     launch.wait()  # hosts tokenize and load at their own speed
     refuse_unknown_ids(stream.largest_id, model)
-    recorded = launch.from_main(lambda: get_path(run_folder.read_run(output), "resolved.gradient_checkpointing"))
-    recipe = agree_on_checkpointing(launch, model.config, recipe, stage.length, recorded, say)
+    config = stock_config_of(stage.config, checkpoint.name)
+    recipe = agree_on_checkpointing(launch, config, recipe, stage.length, say)
     refuse_unsuitable(launch, model, recipe, stage.length)
     loss_of = _make_loss(model, recipe, unread, stage)
     scoring = scoring or make_validation(recipe, checkpoint, tokenizer, stage.longest, launch, say)

@@ -3,7 +3,6 @@
 Accelerate provides the engines, configured by `accelerate launch`. Processes meet in the methods of Launch.
 """
 
-import contextlib
 import functools
 import gc
 import os
@@ -83,16 +82,6 @@ class Launch:
         """Wait until all processes have called this. It may take hours, unlike a collective operation."""
         if self.world > 1:
             meet(_waiting_group())
-
-    @contextlib.contextmanager
-    def local_main_first(self) -> Iterator[None]:
-        """Run the block on the first process of each host, then on its others."""
-        first = self.rank - self.accelerator.local_process_index
-        if self.rank != first:
-            self.wait()
-        yield
-        if self.rank == first:
-            self.wait()
 
     def from_main(self, answer: Callable[[], T]) -> T:
         """Return the main process's answer on all processes."""

@@ -148,9 +148,7 @@ class Recipe(_Text):
         "none", description="none: all parameters. lora-plus: also embeddings and norms. qlora: a base in 4 bits"
     )
     lora_rank: Annotated[int, _ADAPTED] = Field(8, ge=1, le=2**16, description="rank of the update")
-    lora_alpha: Annotated[float, _ADAPTED] = Field(
-        16, gt=0, allow_inf_nan=False, description="updates are scaled by alpha ÷ rank"
-    )
+    lora_alpha: Annotated[int, _ADAPTED] = Field(16, ge=1, le=2**16, description="updates are scaled by alpha ÷ rank")
     lora_dropout: Annotated[float, _ADAPTED] = Field(0.0, ge=0, lt=1, description="dropout before the update")
     lora_targets: Annotated[tuple[str, ...], _ADAPTED] = Field(
         (), description="module names, or all-linear, as in peft; default: the attention's projections"

@@ -21,10 +21,12 @@ from ropecli.checkpoint.files import RUN, STAGES, read_file
 from ropecli.errors import OutputError, RecipeError, reason_of
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.resume import (
+    append_record,
     begin_snapshot,
     complete_snapshot,
     list_snapshots,
     prune_snapshots,
+    read_records,
     refuse_other_request,
     snapshot_fault,
     snapshot_path,
@@ -42,12 +44,11 @@ _MAY_CHANGE = rf"source\.(checkpoint|revision|commit)|((recipe|resolved)\.)?({'|
 
 
 def refuse_foreign(output: Path, resume: bool) -> None:
-    """Raise OutputError for a folder that contains anything but a run to resume, and for damaged files of the run."""
+    """Raise OutputError for a folder that contains anything but a run to resume, and for a damaged run.yaml."""
     if (output / RUN).exists() or (output / STAGES).is_dir():
         if not resume:
             raise OutputError(f"{output} already contains a run. Use --resume to continue it, or another --output.")
         read_run(output)
-        metrics_until(output, 0)
     elif not output.is_dir() or any(not path.name.startswith(".") for path in output.iterdir()):
         refuse_existing(output)
 
@@ -120,25 +121,12 @@ class RunLog:
         numbers |= {f"ppl/{length}": ppl for length, ppl in values.get("ppl", {}).items()}
         self._launch.accelerator.log(numbers, step=values["step"])
         if self._launch.is_main:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+            append_record(self._path, values)
 
 
 def metrics_until(output: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl up to `step`. A kill may have truncated the last one. Raises OutputError."""
-    path = output / METRICS
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    kept = []
-    for number, line in enumerate(lines, 1):
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
-            values = None
-        if isinstance(values, dict) and isinstance(values.get("step"), int):
-            kept.append(values)
-        elif number < len(lines):
-            raise OutputError(f"{path} is damaged in line {number}. Delete that line or the file, then use --resume.")
-    return [values for values in kept if values["step"] <= step]
+    """The lines of metrics.jsonl up to `step`."""
+    return [values for values in read_records(output / METRICS) if values["step"] <= step]
 
 
 @dataclass

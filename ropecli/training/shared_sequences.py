@@ -7,7 +7,6 @@ the length would use each process's part of it. So what would silently train som
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,8 +16,8 @@ from ropecli.config.layers import SLIDING
 from ropecli.config.saved_remapping import method_of
 from ropecli.config.settings import read_settings
 from ropecli.data.stream import Batch
-from ropecli.errors import PatchError, RecipeError
-from ropecli.live.rotary import FOLLOWS_LENGTH, RotaryTable, rotary_tables
+from ropecli.errors import RecipeError
+from ropecli.live.rotary import FOLLOWS_LENGTH, rotary_tables
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
@@ -113,12 +112,6 @@ def sharing_faults(size: int, model: "PreTrainedModel", recipe: Recipe, length: 
         yield f"--length is {length}; expected a multiple of {size} for {name}."
     if recipe.loss == "longce":
         yield f"loss: longce needs whole sequences on each process, but {name} splits them. {hint}"
-    tables: list[RotaryTable] = []
-    with suppress(PatchError):  # no rotary tables at all
-        tables = rotary_tables(model)
-    if any(table.rope_type in FOLLOWS_LENGTH for table in tables):
-        # every process would use the largest position of its own part
-        yield f"the model's rotary frequencies depend on the length, which {name} splits over processes. {hint}"
     config: Any = model.config.get_text_config()
     if method := method_of(config._attn_implementation):
         # its mask function would treat a process's part of the row as the whole row
@@ -127,6 +120,9 @@ def sharing_faults(size: int, model: "PreTrainedModel", recipe: Recipe, length: 
     if config.model_type not in SHAREABLE:
         yield f"{name} does not support the model type {config.model_type}. {hint}"
         return
+    if any(table.rope_type in FOLLOWS_LENGTH for table in rotary_tables(model)):
+        # every process would use the largest position of its own part
+        yield f"the model's rotary frequencies depend on the length, which {name} splits over processes. {hint}"
     attention = config._attn_implementation if recipe.attn == "auto" else recipe.attn
     flash, heads = "flash" in attention, config.num_attention_heads
     layers = read_settings(model.config.to_dict()).layers

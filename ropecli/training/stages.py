@@ -61,14 +61,9 @@ class Stage:
         groups = max(1, processes // self.recipe.context_parallel_size)
         return self.recipe.batch_size * self.recipe.gradient_accumulation * groups
 
-    def tokens_per_step(self, processes: int = 1) -> int:
-        return self.sequences_per_step(processes) * self.length
-
-    def open_data(self, tokenizer: Any, **options: Any) -> Stream:
-        """Tokenize and lay out the training data. options: of open_stream. Raises its errors."""
-        return open_stream(
-            self.recipe, tokenizer, self.length, self.position_span, why_unpackable=self._why_unpackable, **options
-        )
+    def open_data(self, tokenizer: Any) -> Stream:
+        """Tokenize and lay out the training data. Raises the errors of open_stream."""
+        return open_stream(self.recipe, tokenizer, self.length, self.position_span, why_unpackable=self._why_unpackable)
 
     def describe_data(self, stream: Stream) -> list[str]:
         """A sentence per source, and what the training reaches. The first may be a warning."""
@@ -172,39 +167,23 @@ def _plan_stage(
         raise RecipeError(
             f"--length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
         )
-    if remapping:
-        _refuse_method_conflicts(recipe, remapping.method)
+    if remapping and (recipe.positions != "full" or recipe.packs or recipe.attn != "auto"):
+        raise RecipeError(
+            f"{remapping.method} counts the tokens of a row with its own attention. Train it with --positions full, "
+            "--sequences long, concat or single, and attn: auto."
+        )
     stage = Stage(number, recipe, checkpoint, plan, in_effect, positions, remapping, length, position_span)
     if recipe.packs or recipe.positions != "full":
         stage.prove_positions(packed=recipe.packs or recipe.loss == "longce")
     return stage
 
 
-def _refuse_method_conflicts(recipe: Recipe, method: str) -> None:
-    """Raise RecipeError for settings that a distance method would ignore or silently break.
-
-    A distance method counts the tokens of a row, ignores position_ids, and needs its own attention.
-    """
-    faults = []
-    if recipe.positions != "full":
-        faults.append(f"--positions {recipe.positions} has no effect, since {method} ignores position_ids. Use full.")
-    if recipe.packs:
-        faults.append(
-            f"--sequences packed needs separate documents in a row, which {method} does not support. Use long or "
-            "concat."
-        )
-    if recipe.attn != "auto":
-        faults.append(f"attn: {recipe.attn} would replace {method}'s own attention. Use attn: auto.")
-    if faults:
-        raise RecipeError("\n  ".join([f"{method} cannot be trained with these settings:", *faults]))
-
-
 def describe(stages: list[Stage], processes: int = 1) -> list[str]:
     """One sentence per stage."""
     sentences = []
     for stage in stages:
-        run, tokens = stage.recipe, stage.tokens_per_step(processes)
-        sequences = stage.sequences_per_step(processes)
+        run, sequences = stage.recipe, stage.sequences_per_step(processes)
+        tokens = sequences * stage.length
         gaps = "" if run.positions == "full" else f", {run.positions} positions up to {stage.position_span:,}"
         weights = sum(source.weight for source in run.sources)
         data = " + ".join(

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,10 +40,9 @@ Scored = tuple[np.ndarray, np.ndarray]
 class Scoring(ABC):
     """Scores texts with the training loss, so that the engine splits them between processes like batches.
 
-    steps: of the run; None while the time of a step is not known. remedy: what to do if memory does not suffice.
+    steps: of the run; None while the time of a step is not known.
     """
 
-    remedy: ClassVar[str]
     steps: int | None
 
     @property
@@ -90,7 +89,7 @@ class Scoring(ABC):
         with _evaluation_mode(launch, wrapped, longest) as reset:
             losses = []
             for name, texts in self.texts.items():
-                with explain_out_of_memory(f"The loss of {name}", self.remedy):
+                with explain_out_of_memory(f"The loss of {name}", "Use a shorter --length or eval_lengths."):
                     losses.append(nll := _mean_loss(launch, wrapped, texts, reset))
                 if not math.isfinite(nll):
                     raise NotFiniteError(
@@ -121,7 +120,6 @@ class Validation(Scoring):
     every: steps between measurements. lengths: tokens, ascending. documents: each as long as the longest length.
     """
 
-    remedy: ClassVar[str] = "Use shorter eval_lengths."
     every: int
     documents: Documents
     lengths: tuple[int, ...]

@@ -124,4 +124,4 @@ def test_attention_that_stores_scores_is_named(config_alone, ropecli):
     config |= {"model_type": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 64}
     (config_alone / "config.json").write_text(json.dumps(config))
     refused = ropecli("plan", config_alone, "--length", "32k", "--gpu-memory", "2GB")
-    refused.is_refused("use --set attn=flex_attention, increase --gpus or shorten --length")
+    refused.is_refused("Increase --gpus or shorten --length. Or --set attn=flex_attention or sdpa: eager stores")

@@ -79,14 +79,14 @@ def patched(*more: Prepare) -> Prepare:
     return prepare
 
 
-def damaged_run(name: str, text: str | bytes) -> Prepare:
-    """Leave the unfinished run `run`, with one of its files replaced."""
+def damaged_run(text: str) -> Prepare:
+    """Leave the unfinished run `run`, with another run.yaml."""
 
     def prepare(folder: Path) -> None:
         settings = {"tracker": "none", "warmup_steps": 0}
         ropecli.finetune("source", data="data.txt", length=16, steps=1, output="run", settings=settings)
         (folder / "run" / "config.json").unlink()
-        write(f"run/{name}", text)(folder)
+        write("run/run.yaml", text)(folder)
 
     return prepare
 
@@ -203,9 +203,7 @@ ROWS: list[tuple[str, str] | tuple[str, str, Prepare]] = [
     (RECIPE, "key 'steps' is given twice", write("recipe.yaml", "steps: 1\n" * 2)),
     (RECIPE, " k1: Extra inputs are not permitted", write("recipe.yaml", "".join(f"k{i}: 1\n" for i in range(200)))),
     (RESUME, "run.yaml cannot be read: while scanning a simple key",
-     damaged_run("run.yaml", "source:\n  checkpoint: source\nrec")),
-    (RESUME, "metrics.jsonl is damaged in line 1. Delete that line or the file",
-     damaged_run("metrics.jsonl", b'{"step": 1, "protocol": "\xe9"}\n{"step": 1, "loss": 2.5}\n')),
+     damaged_run("source:\n  checkpoint: source\nrec")),
     (CHAT, "chat.jsonl:1: system is 5; expected", conversation("user", "a", system=5)),
     # theory, report
     ("report source/config.json --output page.html", "has no reports"),

@@ -92,14 +92,7 @@ FORMATS = {
         {"prompt": ASKED[:1], "completion": ASKED[1:]},
         Conversation(ASKED, read_only=1),
     ),
-    "tools by another name": (
-        {"messages": ASKED, "tools": None, "tool_defs": [{"name": "look"}]},
-        Conversation(ASKED, [{"name": "look"}]),
-    ),
-    "OpenAI's functions": (
-        {"messages": ASKED, "functions": [{"name": "look"}]},
-        Conversation(ASKED, [{"type": "function", "function": {"name": "look"}}]),
-    ),
+    "messages and tools": ({"messages": ASKED, "tools": [{"name": "look"}]}, Conversation(ASKED, [{"name": "look"}])),
     "messages as JSON": ({"messages": json.dumps(ASKED)}, Conversation(ASKED)),
     "JSON of messages as the text": ({"text": json.dumps(ASKED)}, Conversation(ASKED)),
     "another JSON as the text": ({"text": '[{"a": 1}]'}, '[{"a": 1}]'),
@@ -123,7 +116,6 @@ def test_published_formats_are_read_by_their_columns(tmp_path, row, expected):
         ({"prompt": "Where?", "completion": None}, "prompt is 'Where"),
         ({"instruction": ["Where?"], "output": "Here."}, r"instruction is \['Where\?'\]; expected text"),
         ({"instruction": "Where?", "output": "Here.", "history": 5}, "history is 5; expected a list of pairs"),
-        ({"messages": ASKED, "tools": [{}], "functions": [{}]}, "tools and functions both have tools"),
         ({"prompt": ["Where?"], "completion": ["Here."]}, r"prompt is \['Where\?'\]; expected text or a conversation"),
     ],
 )
@@ -339,7 +331,11 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name):
 
 
 WRONG = {
-    "a folder that datasets takes for a pattern": ("a[1]/a.jsonl", b'{"text": "a"}', r"a\[1\] has \[ in its name"),
+    "a folder that datasets takes for a pattern": (
+        "a[1]/a.jsonl",
+        b'{"text": "a"}',
+        r"find the splits of .*a\[1\]",
+    ),
     "an empty folder": ("folder", None, r"folder contains no .*\.txt.* files"),
     "an unknown file type": ("x.pdf", b"%PDF", r"x\.pdf.*unknown file type.*\.jsonl"),
     "text that is not UTF-8": ("x.txt", b"\xff\xfe\x00a", r"x\.txt cannot be read: 'utf-8' codec"),

@@ -156,8 +156,8 @@ def test_a_file_is_identified_by_path_size_and_times(tmp_path):
 
 
 def test_what_splits_the_text_changes_the_digest_of_a_tokenizer_and_its_last_call_does_not(tokenizer):
-    other = copy.deepcopy(tokenizer)
-    other.pad_token = "<s>"
+    tokenizer, other = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+    tokenizer.pad_token = other.pad_token = "<s>"
     other(["ba de fi"], truncation=True, max_length=2, padding="max_length")
     assert "max_length" in other.backend_tokenizer.to_str()  # guards: the call has left its trace
     assert tokenizer_digest(other) == tokenizer_digest(tokenizer)

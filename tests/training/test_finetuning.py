@@ -5,7 +5,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch.nn.functional import cross_entropy
 
 from ropecli.checkpoint.opening import open_checkpoint
@@ -229,7 +228,7 @@ def on_device(monkeypatch):
 
 
 @pytest.mark.parametrize(("memory", "short"), [(10**9, False), (10**6, True)])
-def test_checkpointing_follows_memory_and_resuming_keeps_it(tune, patched_llama, tmp_path, on_device, memory, short):
+def test_checkpointing_follows_memory_also_of_another_machine(tune, patched_llama, on_device, memory, short):
     def stop(progress):
         raise InterruptedError
 
@@ -238,6 +237,5 @@ def test_checkpointing_follows_memory_and_resuming_keeps_it(tune, patched_llama,
         tune(patched_llama, steps=2, gradient_checkpointing="auto", on_step=stop)
     assert bool(recomputed) is short
     recomputed = on_device(10**9 if short else 10**6)  # another machine
-    run = tune(patched_llama, steps=2, gradient_checkpointing="auto", resume=True)
-    assert bool(recomputed) is short
-    assert yaml.safe_load((run / "run.yaml").read_text())["resolved"]["gradient_checkpointing"] is short
+    tune(patched_llama, steps=2, gradient_checkpointing="auto", resume=True)
+    assert bool(recomputed) is not short

@@ -14,12 +14,11 @@ from torch.nn import Linear
 
 from ropecli.config.layers import CHUNKED, OTHER, RECURRENT, SLIDING
 from ropecli.config.settings import read_settings
-from ropecli.errors import CheckpointError, shown
 from ropecli.evaluation.protocols import short_context
 from ropecli.live.skeleton import CHOSEN_EXPERTS, EXPERTS, build_model, decoder_layers
 from ropecli.live.tensors import ties_head
 from ropecli.training.launch import Launch
-from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps
+from ropecli.training.memory_plan.fake_step import FakeStep, FakeSteps, count_values
 from ropecli.training.recipe_schema import Recipe
 
 if TYPE_CHECKING:
@@ -103,15 +102,12 @@ class MemoryEstimator:
 
     def __init__(self, config: Any, *, gpu: bool = True) -> None:
         self.gpu = gpu
-        dtype = config.get_text_config().dtype or config.dtype
-        if not isinstance(dtype, torch.dtype | None):
-            raise CheckpointError(f"dtype in config.json is {shown(dtype)}; expected a name, such as 'bfloat16'.")
         self.model = build_model(config, dtype=torch.float32)
         self.shape = model_shape(self.model)
         layers = decoder_layers(self.model)
-        self._layer = max(_values(layer.parameters()) for layer in layers)
-        self._outside = self.shape.total - _values(layers.parameters())
-        self._matrices = _values(part.weight for part in layers.modules() if isinstance(part, Linear))
+        self._layer = max(count_values(layer.parameters()) for layer in layers)
+        self._outside = self.shape.total - count_values(layers.parameters())
+        self._matrices = count_values(part.weight for part in layers.modules() if isinstance(part, Linear))
         self.fake_steps = FakeSteps(self.model)
         self._steps: dict[Any, FakeStep] = {}
 
@@ -185,10 +181,6 @@ class MemoryEstimator:
         compute = 2 if recipe.mixed_precision == "bf16" else 4
         reduced = compute + 4 if recipe.adapter == "none" else 0
         return self._layer * (2 * compute + reduced) + 2 * compute * self._outside
-
-
-def _values(parameters: Iterable[torch.Tensor]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
 
 
 def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int, pretraining_length: int) -> float:

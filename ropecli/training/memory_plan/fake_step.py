@@ -17,8 +17,8 @@ import json
 import sys
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ from ropecli.live.lm_head import SplitModel
 from ropecli.live.skeleton import build_model, decoder_layers, few_layers
 from ropecli.live.stock_transformers import quiet_transformers
 from ropecli.training.adapters import attach, trainable
-from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing
+from ropecli.training.loss import NextTokenLoss, Weighting, enable_checkpointing, small_loss
 from ropecli.training.recipe_schema import Recipe
 from ropecli.training.shared_sequences import repeats
 
@@ -79,17 +79,30 @@ class FakeSteps:
         """For each layer that runs, the number of other layers of its kind."""
         settings = read_settings(json.loads(model.config.to_json_string(use_diff=False)))
         self.loops = any(layer.attention == RECURRENT for layer in settings.layers)
+        self.small_split = small_loss(model.config, "auto").split
 
-    def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ranks: int = 1) -> FakeStep:
+    def run(self, recipe: Recipe, length: int, dtype: torch.dtype, shards: int, ranks: int) -> FakeStep:
         """Run a step.
 
         length: tokens per sequence on one process. dtype: of the weights, except an adapter's. shards: number of
         processes that share the gradients. ranks: number of processes that share the sequence.
         Raises CheckpointError if a model needs real values.
         """
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
         try:
-            with self._fake_model(recipe, dtype, ranks) as model, quiet_transformers():
-                loss_of = _WatchedLoss(model, offload=recipe.offload_activations)
+            model = build_model(self.config, dtype=dtype)
+            with quiet_transformers(), torch.device("meta"):
+                attach(model, recipe)
+            with quiet_transformers(), FakeTensorMode(allow_non_fake_inputs=True):
+                model.to_empty(device="cpu")  # some models read the device
+                model.tie_weights()
+                _set_attention(model, recipe, ranks)
+                model.train()
+                if recipe.gradient_checkpointing:
+                    enable_checkpointing(model)
+                split = SplitModel(model, like=self.small_split)
+                loss_of = _WatchedLoss(model, offload=recipe.offload_activations, split=split)
                 short = loss_of.short_length() if self.loops else length
                 if length <= 4 * short:
                     return self._run(loss_of, recipe, length, length, shards)
@@ -105,30 +118,13 @@ class FakeSteps:
                 f"{reason_of(error)}"
             ) from error
 
-    @contextmanager
-    def _fake_model(self, recipe: Recipe, dtype: torch.dtype, ranks: int) -> Iterator["PreTrainedModel"]:
-        """The model with few layers, on fake tensors, and their mode."""
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        model = build_model(self.config, dtype=dtype)
-        with quiet_transformers():
-            with torch.device("meta"):
-                attach(model, recipe)
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                model.to_empty(device="cpu")  # some models read the device
-                model.tie_weights()
-                _set_attention(model, recipe, ranks)
-                model.train()
-                if recipe.gradient_checkpointing:
-                    enable_checkpointing(model)
-                yield model
-
     def _run(self, loss_of: "_WatchedLoss", recipe: Recipe, tokens: int, length: int, shards: int) -> FakeStep:
         """Run a step on `tokens` tokens, and count the memory of one on `length` tokens."""
         model = loss_of.model
         trained = [parameter for _, parameter in trainable(model)]
-        trained_in_others = self._of_others([_values(layer) for layer in decoder_layers(model)])
-        all_trained = _values(model) + trained_in_others
+        by_layer = [[parameter for _, parameter in trainable(layer)] for layer in decoder_layers(model)]
+        trained_in_others = self._of_others([count_values(parameters) for parameters in by_layer])
+        all_trained = count_values(trained) + trained_in_others
         accumulates = recipe.gradient_accumulation > 1  # an earlier pass has left all gradients
         ids = torch.zeros(recipe.batch_size, tokens, dtype=torch.long)
         counter = loss_of.watch(ids, length)
@@ -177,16 +173,15 @@ class FakeSteps:
         return sum(count * sizes[place] for place, count in enumerate(self.others))
 
 
-def _values(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for _, parameter in trainable(module))
+def count_values(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of storages that are allocated inside its context, until they are freed.
 
     before: tensors that already exist. size_of: bytes of a tensor's storage. owner: what allocates now: a layer, by its
-    place, or a phase of the step. live: bytes by owner. peaks: those of the moment when a phase had most. made: bytes
-    ever allocated.
+    place, or a phase of the step. live: bytes by owner. peaks: those of the moment when a phase had most.
     """
 
     def __init__(self, before: Iterable[Tensor] = (), size_of: Callable[[Tensor], int] | None = None) -> None:
@@ -195,7 +190,6 @@ class LiveBytes(TorchDispatchMode):
         self.owner: int | str = "decoder"
         self.live = Counter[int | str]()
         self.peaks = defaultdict[int | str, Counter[int | str]](Counter)
-        self.made = 0
         self._storages: dict[int, tuple[int | str, int]] = {_address(tensor): ("before", 0) for tensor in before}
 
     def add(self, owner: int | str, size: int) -> None:
@@ -221,7 +215,6 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, Tensor) and (address := _address(tensor)) not in self._storages:
                 size = self.size_of(tensor)
                 self._storages[address] = self.owner, size
-                self.made += size
                 self.add(self.owner, size)
                 weakref.finalize(tensor.untyped_storage(), self._forget, address)
         return result
@@ -241,23 +234,11 @@ def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any) -> T
     return left.new_empty(*rows, left.shape[-2], right.shape[-1])
 
 
-class _FakeSplit(SplitModel):
-    """Treats a head as a single matrix if it allocates logits only once: capping or scaling allocates them again."""
-
-    @torch.no_grad()
-    def _probe(self) -> bool:
-        with LiveBytes(self.model.parameters()) as counter:
-            outputs = self.decode(torch.zeros(1, 2, dtype=torch.long))
-            counter.made = 0
-            logits = self.logits(outputs, outputs.last_hidden_state)
-        return getattr(self.head, "bias", None) is None and counter.made < 2 * logits.nbytes
-
-
 class _WatchedLoss(NextTokenLoss):
     """Tells the counter which layer and which phase allocates. moved: bytes moved to CPU memory, by owner."""
 
-    def __init__(self, model: "PreTrainedModel", *, offload: bool) -> None:
-        super().__init__(model, offload=offload, split=_FakeSplit(model))
+    def __init__(self, model: "PreTrainedModel", *, offload: bool, split: SplitModel) -> None:
+        super().__init__(model, offload=offload, split=split)
         embeddings: Any = model.get_input_embeddings()
         embeddings.register_forward_hook(self._embed)
         for place, layer in enumerate(decoder_layers(model)):
@@ -389,31 +370,31 @@ def _set_attention(model: "PreTrainedModel", recipe: Recipe, ranks: int) -> None
             return None
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": not needed})
 
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any
-    ) -> tuple[Tensor, None]:
-        if ranks > 1:
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any) -> Any:
+        if method_of(configured):  # the last block alone, since all blocks take the same memory
+            kernel = make_kernel(module, configured, arguments.get("sliding_window"))
+            output = kernel(query, key, value, first_query=0, first_key=0, scaling=1.0, last_block_alone=True)
+        elif ranks > 1:
             return _shared(query, key, value, ranks), None
-        if query.shape[-1] == value.shape[-1]:
+        elif query.shape[-1] == value.shape[-1]:
             return sdpa_attention_forward(module, query, key, value, mask, **arguments)
-        return _memory_efficient(query, key, value, mask, arguments.get("scaling"))
+        else:
+            output = _memory_efficient(query, key, value, mask)
+        return output.transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register(_ATTENTION, _last_block(configured) if method_of(configured) else attend)
+    AttentionInterface.register(_ATTENTION, attend)
     AttentionMaskInterface.register(_ATTENTION, mask)
     model.set_attn_implementation(_ATTENTION)
 
 
-def _memory_efficient(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, None]:
+def _memory_efficient(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """The kernel of GPUs for values narrower than queries (DeepSeek): the CPU's stores tokens × tokens scores."""
     from transformers.integrations.sdpa_attention import repeat_kv
 
     key, value = (repeat_kv(tensor, query.shape[1] // tensor.shape[1]) for tensor in (key, value))
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     bias = None if mask is None else mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-    output = kernel(query, key, value, bias, True, 0.0, mask is None, scale=scale)[0]
-    return output.transpose(1, 2).contiguous(), None
+    return kernel(query, key, value, bias, True, 0.0, mask is None)[0]
 
 
 def _shared(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Tensor:
@@ -445,16 +426,3 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return Exchange.forward(ctx, gradients[0])
-
-
-def _last_block(name: str) -> Callable[..., Any]:
-    """A distance method's attention that computes only the last block, since all blocks take the same memory."""
-
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float = 1.0, **arguments: Any
-    ) -> tuple[Tensor, None]:
-        kernel = make_kernel(module, name, arguments.get("sliding_window"))
-        result = kernel(query, key, value, first_query=0, first_key=0, scaling=scaling, last_block_alone=True)
-        return result.transpose(1, 2).contiguous(), None
-
-    return attend

@@ -1,7 +1,6 @@
-"""What a plan is told and says in words: GPUs by name, sizes of memory, and setups."""
+"""What a plan is told and says in words: GPUs by name, sizes of memory, and engines."""
 
 from contextlib import suppress
-from typing import Any
 
 from pydantic import ByteSize, TypeAdapter
 
@@ -31,9 +30,3 @@ def parse_size(text: str, name: str) -> int:
 
 
 TRAINING_ENGINES = {"one": "one GPU", "ddp": "DDP", "fsdp2": "FSDP2", "fsdp2-cp": "FSDP2 + CP"}
-
-
-def short_changes(changes: dict[str, Any], *, checkpointing: bool) -> list[str]:
-    """The changes of a setup, in a word or two each. checkpointing: whether it recomputes layers, changed or not."""
-    words = {"offload_activations": "offload", "optimizer": "8-bit AdamW"}
-    return ["checkpointing"] * checkpointing + [words[key] for key in changes if key in words]

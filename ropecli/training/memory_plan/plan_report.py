@@ -16,7 +16,7 @@ from ropecli.live.stock_transformers import stock_config_of
 from ropecli.messages import size
 from ropecli.names import ADAPTERS
 from ropecli.training.memory_plan.estimate import MemoryEstimator, flops_of
-from ropecli.training.memory_plan.hardware import TRAINING_ENGINES, short_changes
+from ropecli.training.memory_plan.hardware import TRAINING_ENGINES
 from ropecli.training.memory_plan.setups import Setup, best_setup, find_setups, launch_command
 from ropecli.training.stages import Stage
 
@@ -84,7 +84,7 @@ def _row(setup: Setup) -> dict[str, Any]:
         "adapter": setup.recipe.adapter,
         "engine": setup.launch.name,
         "changes": setup.changes,
-        "gradient_checkpointing": setup.recipe.gradient_checkpointing is True,
+        "settings": setup.settings,
         "bytes": None if setup.refused else setup.estimate.total,
         "host_memory": None if setup.refused else setup.host,
         "fits": setup.fits,
@@ -96,31 +96,21 @@ def _shortage(
     model: "PreTrainedModel", setups: Sequence[Setup], length: int, gpus: int, memory: int, host: int | None
 ) -> str:
     """The memory that is missing, and the next step. memory, host: bytes of a GPU, of a machine."""
-    setups = [setup for setup in setups if not setup.refused]  # one GPU and DDP are never refused
-    on_gpu = [setup for setup in setups if setup.estimate.total <= memory]
-    if host and on_gpu:
-        least = min(on_gpu, key=lambda setup: setup.host)
+    possible = (setup for setup in setups if not setup.refused)  # one GPU and DDP are never refused
+    least = min(possible, key=lambda setup: setup.estimate.total)
+    if host and least.estimate.total <= memory:
         return (
-            f"training takes at least {size(least.host)} of main memory on one machine ({_name(least)}); it "
-            f"has {size(host)}. Use a machine with more memory, or plan for another one with --host-memory."
+            f"training takes {size(least.host)} of main memory on one machine ({_name(least)}); it has {size(host)}. "
+            "Use a machine with more memory, or plan for another one with --host-memory."
         )
-    least = min(setups, key=lambda setup: setup.estimate.total)
+    attention = model.config._attn_implementation if least.recipe.attn == "auto" else least.recipe.attn
+    other = " Or --set attn=flex_attention or sdpa: eager stores a value for every pair of tokens."
     return (
-        f"training at {length} tokens takes at least {size(least.estimate.total)} on each of "
-        f"{gpus} GPU{'s'[: gpus > 1]} ({_name(least)}); one has {size(memory)}. {_advice(model, least)}"
+        f"training at {length} tokens takes at least {size(least.estimate.total)} on each of {gpus} "
+        f"GPU{'s'[: gpus > 1]} ({_name(least)}); one has {size(memory)}. Increase --gpus or shorten --length."
+        f"{other if attention == 'eager' else ''}"
     )
 
 
-def _advice(model: "PreTrainedModel", setup: Setup) -> str:
-    """The next step if even this setup does not fit."""
-    attention = model.config._attn_implementation if setup.recipe.attn == "auto" else setup.recipe.attn
-    if attention != "eager":
-        return "Increase --gpus or shorten --length."
-    supported = {"sdpa": model._supports_sdpa, "flex_attention": model._supports_flex_attn}
-    instead = next((f"use --set attn={name}, " for name, is_supported in supported.items() if is_supported), "")
-    return f"attn: eager stores a value for every pair of tokens: {instead}increase --gpus or shorten --length."
-
-
 def _name(setup: Setup) -> str:
-    settings = short_changes(setup.changes, checkpointing=setup.recipe.gradient_checkpointing is True)
-    return ", ".join([ADAPTERS[setup.recipe.adapter], TRAINING_ENGINES[setup.launch.name], *settings])
+    return ", ".join([ADAPTERS[setup.recipe.adapter], TRAINING_ENGINES[setup.launch.name], *setup.settings])

@@ -1,6 +1,5 @@
 """Finds training setups that fit in GPU and main memory with the fewest changes, and the command that runs one."""
 
-import copy
 import json
 import math
 import shlex
@@ -50,6 +49,13 @@ class Setup:
     host: int
     fits: bool
     refused: str = ""
+
+    @property
+    def settings(self) -> list[str]:
+        """Whether it recomputes layers, and its other changes, in a word or two each."""
+        words = {"offload_activations": "offload", "optimizer": "8-bit AdamW"}
+        changed = [words[key] for key in self.changes if key in words]
+        return ["checkpointing", *changed] if self.recipe.gradient_checkpointing is True else changed
 
 
 def find_setups(
@@ -173,22 +179,16 @@ def memory_of(device: Any) -> int:
 
 
 def agree_on_checkpointing(
-    launch: Launch, config: Any, recipe: Recipe, length: int, recorded: Any, say: Callable[[str], None]
+    launch: Launch, config: Any, recipe: Recipe, length: int, say: Callable[[str], None]
 ) -> Recipe:
     """Replace gradient_checkpointing: auto, as the main process estimates it. All processes call it together.
 
-    config: the model's. length: tokens of the whole sequence. recorded: the value of the run that is resumed, if any,
-    which is kept. say: called with the reason if layers are recomputed.
+    config: by stock transformers. length: tokens of the whole sequence. say: called if layers are recomputed.
     """
     if recipe.gradient_checkpointing != "auto":
         return recipe
-    if isinstance(recorded, bool):
-        return recipe.model_copy(update={"gradient_checkpointing": recorded})
     device = launch.accelerator.device
     memory = launch.least(memory_of(device))
-    config = copy.deepcopy(config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # the estimate counts qlora itself
 
     def recompute() -> bool:
         try:
