@@ -17,6 +17,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of an answer's reasoning."""
 FLAGS = ("weight", "train", "loss")
 """Keys of whether an answer is trained on: OpenAI's, axolotl's, ms-swift's."""
+_TOOLS = ("tools", "tool_defs", "functions")
 _SHAREGPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 _EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
@@ -70,7 +71,7 @@ def _turn(question: Any, answer: Any) -> list[Any]:
 
 _FORMATS = (("messages",), ("conversations",), ("instruction", "output"), ("prompt", "completion"))
 """Columns that make a conversation."""
-_OPTIONAL = ("tools", "system")
+_OPTIONAL = (*_TOOLS, "system")
 _OF_ALPACA = ("input", "history")
 
 
@@ -121,9 +122,15 @@ def _conversation(
     messages: list[Any], row: Mapping[str, Any], names: Sequence[str], columns: Sequence[str], read_only: int = 0
 ) -> Conversation:
     """names: the columns that the messages are of."""
+    given = [name for name in _TOOLS if row.get(name)]
+    if len(given) > 1:
+        raise DataError(f"{given[0]} and {given[1]} both have tools. Remove one of them.")
+    tools = row[given[0]] if given else None
+    if given == ["functions"] and isinstance(parsed := _json_of("functions", tools), list):
+        tools = [{"type": "function", "function": function} for function in parsed]
     used_or_null = {*names, *_OPTIONAL, *(name for name, value in row.items() if value is None)}
     unused = [name for name in columns if name not in used_or_null]
-    return Conversation(messages, row.get("tools"), row.get("system"), read_only, unused)
+    return Conversation(messages, tools, row.get("system"), read_only, unused)
 
 
 def _messages_in(text: str) -> list[Any] | None:
@@ -181,6 +188,12 @@ def _message(number: int, given: Any) -> Message:
             message["tool_calls"] = calls if isinstance(calls, list) else [calls]
         else:
             message["content"] = value
+    if message.get("role") == "function":  # OpenAI's name of a tool before 2023-11
+        message["role"] = "tool"
+    if "function_call" in message:  # of the same time
+        if message.get("tool_calls"):
+            raise DataError(f"message {number} has both tool_calls and a function_call. Remove one of them.")
+        message["tool_calls"] = [message.pop("function_call")]
     if message.get("role") not in ROLES:
         raise DataError(
             f"message {number} has the role {shown(message.get('role'))}; expected {', '.join(ROLES)}, or ShareGPT's "

@@ -229,6 +229,8 @@ def test_tools_and_calls_reach_the_template(tokenizers, tokenizer_of):
         calls = [{"name": "look", "arguments": given}]
         forms = [
             [*turns("Where?"), {"role": "assistant", "content": None, "tool_calls": calls}, result],
+            [*turns("Where?"), {"role": "assistant", "content": None, "function_call": calls[0]},
+             {"role": "function", "content": "mat"}],
             [{"from": "human", "value": "Where?"}, {"from": "function_call", "value": json.dumps(calls[0])},
              {"from": "observation", "value": "mat"}],
         ]  # fmt: skip

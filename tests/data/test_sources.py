@@ -92,7 +92,14 @@ FORMATS = {
         {"prompt": ASKED[:1], "completion": ASKED[1:]},
         Conversation(ASKED, read_only=1),
     ),
-    "messages and tools": ({"messages": ASKED, "tools": [{"name": "look"}]}, Conversation(ASKED, [{"name": "look"}])),
+    "tools by another name": (
+        {"messages": ASKED, "tools": None, "tool_defs": [{"name": "look"}]},
+        Conversation(ASKED, [{"name": "look"}]),
+    ),
+    "OpenAI's functions": (
+        {"messages": ASKED, "functions": [{"name": "look"}]},
+        Conversation(ASKED, [{"type": "function", "function": {"name": "look"}}]),
+    ),
     "messages as JSON": ({"messages": json.dumps(ASKED)}, Conversation(ASKED)),
     "JSON of messages as the text": ({"text": json.dumps(ASKED)}, Conversation(ASKED)),
     "another JSON as the text": ({"text": '[{"a": 1}]'}, '[{"a": 1}]'),
@@ -116,6 +123,7 @@ def test_published_formats_are_read_by_their_columns(tmp_path, row, expected):
         ({"prompt": "Where?", "completion": None}, "prompt is 'Where"),
         ({"instruction": ["Where?"], "output": "Here."}, r"instruction is \['Where\?'\]; expected text"),
         ({"instruction": "Where?", "output": "Here.", "history": 5}, "history is 5; expected a list of pairs"),
+        ({"messages": ASKED, "tools": [{}], "functions": [{}]}, "tools and functions both have tools"),
         ({"prompt": ["Where?"], "completion": ["Here."]}, r"prompt is \['Where\?'\]; expected text or a conversation"),
     ],
 )
