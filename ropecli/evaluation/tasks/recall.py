@@ -17,7 +17,7 @@ This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain, groupby, islice, pairwise, takewhile
+from itertools import chain, cycle, groupby, islice, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -263,13 +263,10 @@ class Recall(Task):
     def _filler(self, numbers: Sequence[int], size: int) -> np.ndarray:
         """Text of the documents before these passages, repeated if they are too short; shape (size,)."""
         parts: list[np.ndarray] = []
-        missing = size
+        texts, missing = cycle(self._others(numbers, step=-1)), size
         while missing > 0:
-            for text in self._others(numbers, step=-1):
-                parts.insert(0, text[max(0, len(text) - missing) :])
-                missing -= len(parts[0])
-                if missing <= 0:
-                    break
+            parts.insert(0, next(texts)[-missing:])
+            missing -= len(parts[0])
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _others(self, numbers: Sequence[int], step: int) -> Iterator[np.ndarray]:
