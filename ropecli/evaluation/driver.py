@@ -199,10 +199,10 @@ def score_samples(
 
 def _refuse_another_model(reader: Reader, store: Store, ids: np.ndarray) -> None:
     """Remember which model answers, or refuse another than the one that the run began with. ids: to ask it with."""
-    begun_with = store.values(_RUN).get(_IDENTITY)
-    if begun_with is None and (identity := reader.identity(ids)) is not None:
-        store.add(_RUN, _IDENTITY, identity, later=True)
-    if begun_with is not None and (difference := reader.difference_from(begun_with)):
+    then, now = store.values(_RUN).get(_IDENTITY), reader.identity(ids)
+    if then is None and now is not None:
+        store.add(_RUN, _IDENTITY, now, later=True)
+    elif then is not None and (difference := reader.difference(then, now)):
         raise EndpointError(
             f"{difference} Serve what the run began with, and resume it; or delete {store.folder} and measure again."
         )

@@ -47,8 +47,8 @@ class Reader:
         """The model's answer to these ids, as JSON, to recognize it later; None if the request names its weights."""
         return None
 
-    def difference_from(self, identity: Any) -> str:
-        """A sentence if another model than that of this identity answers now; else empty."""
+    def difference(self, then: Any, now: Any) -> str:
+        """A sentence if these identities are of different models; else empty."""
         return ""
 
     def dtype_and_device(self) -> tuple[str, str]:
