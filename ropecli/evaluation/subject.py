@@ -108,10 +108,8 @@ def open_subjects(
     first = next((subject for subject in subjects if subject.label == "none"), subjects[0])
     if baseline is not None:
         named = Subject(open_checkpoint(baseline, **needed))
-        listed = (Subject(each) for each in opened if each.config == named.checkpoint.config)  # to load it once
-        named = next((each for each in listed if each.identity == named.identity), named)
-        same = next((subject for subject in subjects if subject.identity == named.identity), named)
-        first = replace(same, is_baseline=True)
+        known = (each for each in (*subjects, *map(Subject, opened)) if each.identity == named.identity)
+        first = replace(next(known, named), is_baseline=True)  # the same checkpoint is loaded once
     subjects = _once([first, *subjects])
     if baseline is not None and len(subjects) == 1:
         raise MethodError(f"--baseline {baseline} is the same model as {names[0]}. Remove it, or name another.")

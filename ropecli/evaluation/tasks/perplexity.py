@@ -63,11 +63,8 @@ class Perplexity(Task):
         Protocols that do not score the same tokens at every length keep all lengths, and so does `sliding` without one.
         """
         lengths = [shorter for shorter in self.lengths if shorter <= length] if self.name in SAME_TOKENS else []
-        if (
-            not lengths
-            and self.protocol.targets
-            and self.protocol.targets + self.documents.special.first_scored <= length
-        ):
+        least = (self.protocol.targets or math.inf) + self.documents.special.first_scored
+        if not lengths and least <= length:
             lengths = [length]
         return self if lengths in ([], self.lengths) else self.only(*lengths)
 
