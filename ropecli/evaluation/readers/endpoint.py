@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.pool import ThreadPool
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -25,7 +25,6 @@ _SAME_MODEL = 0.1
 """
 _HEAD = 8
 """Characters of an answer; rounding may change what follows."""
-_T = TypeVar("_T")
 
 
 class Identity(TypedDict):
@@ -79,7 +78,7 @@ class EndpointReader(SequenceReader):
     def dtype_and_device(self) -> tuple[str, str]:
         return "as served", f"{self.endpoint.engine} at {self.endpoint.url}"
 
-    def _answers(self, ask: Callable[[np.ndarray], _T], prompts: Iterable[np.ndarray]) -> Iterator[_T]:
+    def _answers(self, ask: Callable[[np.ndarray], Any], prompts: Iterable[np.ndarray]) -> Iterator[Any]:
         """The server's answers in order; several prompts wait for theirs at the same time."""
         with ThreadPool(self.batch_size) as pool:  # its threads keep no process from ending while they wait
             yield from pool.imap(ask, prompts)
