@@ -137,12 +137,12 @@ class LiveReader(Reader):
                 handle.remove()
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
-        """Windows of one shape share a pass."""
-        for group in batches(windows, lambda window: (len(window.ids), window.read), self.batch_size):
+        """Windows of one length share a pass."""
+        for group in batches(windows, lambda window: len(window.ids), self.batch_size):
             ids = torch.from_numpy(np.stack([window.ids for window in group])).to(self.device)
             targets = max(window.targets for window in group)
             with within_memory(*ids.shape):
-                losses = self.nll(ids, targets, group[0].reads_last).cpu().double().numpy()
+                losses = self.nll(ids, targets).cpu().double().numpy()
             for window, nll in zip(group, losses, strict=True):
                 yield nll[targets - window.targets :]
 
@@ -186,19 +186,16 @@ class LiveReader(Reader):
         return answers
 
     @torch.inference_mode()
-    def nll(
-        self, ids: torch.Tensor, targets: int | None = None, reads_last: bool = True, chunk: int | None = None
-    ) -> torch.Tensor:
+    def nll(self, ids: torch.Tensor, targets: int | None = None, chunk: int | None = None) -> torch.Tensor:
         """-ln p(ids[t] | ids[:t]) of the last `targets` tokens; by default of all except the first.
 
-        ids: shape (batch, tokens). reads_last: whether the decoder also reads the last token. chunk: default: that of
-        `prepare`. Returns shape (batch, targets), nats, float32.
+        ids: shape (batch, tokens). chunk: default: that of `prepare`. Returns shape (batch, targets), nats, float32.
         """
         tokens = ids.shape[1]
         first = 1 if targets is None else tokens - targets
         chunk = self.chunk if chunk is None and self.cache_is_exact else chunk
         parts = []
-        for start, outputs in self.decode(ids if reads_last else ids[:, :-1], chunk):
+        for start, outputs in self.decode(ids, chunk):
             hidden = outputs.last_hidden_state
             low, high = max(first - 1 - start, 0), min(tokens - 1 - start, hidden.shape[1])
             if low < high:

@@ -96,7 +96,7 @@ class SequenceReader(Reader):
         for group in batches(windows, lambda window: None, self.batch_size):
             read = self.sequence_losses([window.ids for window in group])
             for window, losses in zip(group, read, strict=True):
-                self.advance(window.read)
+                self.advance(len(window.ids))
                 yield losses[len(losses) - window.targets :]
 
     def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:
