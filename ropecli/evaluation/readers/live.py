@@ -228,7 +228,7 @@ class LiveReader(Reader):
     def _greedy(self, ids: np.ndarray) -> Iterator[np.ndarray]:
         """Yield greedily decoded tokens, shape (batch,), without end. ids: shape (batch, tokens)."""
         tokens = torch.from_numpy(ids).to(self.device)
-        outputs = self._read(tokens) if self.cache_is_exact else None
+        outputs: Any = self._read(tokens) if self.cache_is_exact else None
         while True:
             if not self.cache_is_exact:
                 reset_tables(self._dynamic_tables)
