@@ -99,7 +99,7 @@ FAULTS: list[tuple[str, str]] = [
     ("            lengths = [length]\n        return self if lengths in", "            pass\n        return self if lengths in"),
     ("if (first == end).all():", "if len(runs):"),
     ("if note.values and value not in note.values:", "if note.values and value is None:"),
-    ("cache = outputs.past_key_values", "cache = None"),
+    ("cache = outputs.past_key_values\n            yield start", "cache = None\n            yield start"),
     ("range(self.stride, length - self.tokens, self.stride)", "range(self.stride, length - self.first, self.stride)"),
     ("int((wrong >= value).sum()) < right", "int((wrong > value).sum()) < right"),
     # data

@@ -18,14 +18,11 @@ _FINEST = 1e-4
 _STEP = 0.01
 _PRECISION = 1e-6
 _GRID = 512
-_KEPT = 60
 _SHORTEST = 64
 _LARGEST = 1e18
 """The largest base tried; heads of a few pairs would need far larger ones."""
 _ZERO = 1e-9
 """Tolerance: scores down to -_ZERO count as zero, because of float64 rounding."""
-_DOUBT = 1e-3
-"""Tolerance of float32 scores; within it, float64 decides."""
 
 
 def smallest_base(geometry: RopeGeometry, length: int) -> float:
@@ -52,17 +49,12 @@ def smallest_base(geometry: RopeGeometry, length: int) -> float:
 
 
 class _Search:
-    """An upward search through the bases.
-
-    witnesses: distances with a negative score for an earlier base. Most nearby bases fail at them too, so they are
-    tried first.
-    """
+    """An upward search through the bases."""
 
     def __init__(self, geometry: RopeGeometry, length: int) -> None:
         self.length = length
         self.still = geometry.still_pairs
         self.exponents = (np.arange(0, geometry.rotary_dim, 2) / geometry.rotary_dim)[: geometry.pairs - self.still]
-        self.witnesses: list[int] = []
 
     def run(self, logarithm: float) -> float:
         """ln b of the smallest base b >= e^logarithm that holds."""
@@ -90,27 +82,15 @@ class _Search:
     def _first(self, rows: np.ndarray) -> int | None:
         """Index of the first row of frequencies, shape (bases, pairs), without a negative score."""
         alive = np.ones(len(rows), dtype=bool)
-        useful = [witness for witness in self.witnesses if self._refuse(rows, alive, witness)]
-        self.witnesses = (useful + [witness for witness in self.witnesses if witness not in useful])[:_KEPT]
-        for index, inv_freq in enumerate(rows):
-            if not alive[index]:
-                continue
-            negative = self._negative(inv_freq)
+        while alive.any():
+            index = int(alive.argmax())
+            negative = self._negative(rows[index])
             if negative is None:
                 return index
-            self.witnesses.insert(0, negative)
-            self._refuse(rows, alive, negative)
+            # most nearby bases fail at the same distance
+            alive &= np.cos(negative * rows).sum(axis=1) + self.still >= -_ZERO
             alive[index] = False
         return None
-
-    def _refuse(self, rows: np.ndarray, alive: np.ndarray, distance: int) -> bool:
-        """Mark rows with a negative score at the distance as not alive. Returns whether there was one."""
-        indices = np.flatnonzero(alive)
-        rotations = rows[indices] * (distance / (2 * math.pi))
-        rotations -= np.rint(rotations)  # keep the fraction: float32, ten times as fast, is exact only near zero
-        score = np.cos(np.float32(2 * math.pi) * rotations.astype(np.float32)).sum(axis=1) + self.still
-        alive[indices[score < -_DOUBT]] = False
-        return bool((score < -_DOUBT).any())
 
     def _negative(self, inv_freq: np.ndarray) -> int | None:
         """The distance of the lowest score in the farthest block with a negative score; None if there is none."""

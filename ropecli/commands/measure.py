@@ -115,12 +115,12 @@ def _measure(task: str, checkpoints: Sequence[str], shared: Mapping[str, Any]) -
     workers = join_workers()
     jobs = make_jobs(subjects, partial(make_task, shared), shared["lengths"])
     result = Reports(make_reports(jobs, factory, output, workers), plot)
-    if plot and workers.first:
+    if plot and workers.rank == 0:
         from ropecli.reporting.figures.plots import draw_lengths
         from ropecli.reporting.figures.style import save
 
         save(draw_lengths(result.reports), plot)
-    if output and workers.first:
+    if output and workers.rank == 0:
         write_report(output, result.as_json())
         remove_state(output)
     return result

@@ -265,15 +265,11 @@ class Endpoint:
             ) from None
 
     def _reason(self, body: bytes) -> str:
-        """The server's own message."""
+        """The server's message, where it answers as OpenAI's API does; else the whole answer."""
         text = body.decode(errors="replace")
-        try:
-            answer = from_json(body)
-        except ValueError:
-            return self._quote(text)
-        error = answer.get("error", answer) if isinstance(answer, dict) else answer
-        message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-        return self._quote(message if isinstance(message, str) else to_json(message or answer).decode())
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            text = str(from_json(body)["error"]["message"])
+        return self._quote(text)
 
     def _quote(self, text: str) -> str:
         """The server's text on one line, without the key."""

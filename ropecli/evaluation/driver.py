@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ropecli.data.documents import Documents
-from ropecli.errors import DataError, EndpointError, NotFiniteError
+from ropecli.errors import EndpointError
 from ropecli.evaluation.kinds import KINDS
 from ropecli.evaluation.processes import ALONE, Workers, among_processes
 from ropecli.evaluation.progress import Progress
@@ -23,7 +23,7 @@ from ropecli.evaluation.readers.reader import Reader, batches
 from ropecli.evaluation.report import Cell, Reference, Report
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import command_line, warn
-from ropecli.resume import append_record, open_state, read_records, remove_state, state_folder
+from ropecli.resume import append_record, open_state, read_records, state_folder
 from ropecli.signals import terminated_by_signals
 
 SampleId = tuple[Any, ...]
@@ -145,12 +145,11 @@ class Store:
 
 @dataclass(frozen=True)
 class Job:
-    """The task to measure on one subject. optional: whether a loss that is not finite only gives a warning."""
+    """The task to measure on one subject."""
 
     subject: Subject
     task: Task
     tokenizer: Any
-    optional: bool = False
 
 
 def score_samples(
@@ -199,10 +198,10 @@ def score_samples(
 
 def _refuse_another_model(reader: Reader, store: Store, ids: np.ndarray) -> None:
     """Remember which model answers, or refuse another than the one that the run began with. ids: to ask it with."""
-    begun_with = store.values(_RUN).get(_IDENTITY)
-    if begun_with is None and (identity := reader.identity(ids)) is not None:
-        store.add(_RUN, _IDENTITY, identity, later=True)
-    if begun_with is not None and (difference := reader.difference_from(begun_with)):
+    then, now = store.values(_RUN).get(_IDENTITY), reader.identity(ids)
+    if then is None and now is not None:
+        store.add(_RUN, _IDENTITY, now, later=True)
+    elif then is not None and (difference := reader.difference(then, now)):
         raise EndpointError(
             f"{difference} Serve what the run began with, and resume it; or delete {store.folder} and measure again."
         )
@@ -232,25 +231,12 @@ def make_reports(
         advice = " An interrupted run continues with --resume." if output else " To resume it, set --output."
         shares = [{length: tokens / workers.count for length, tokens in work.items()} for work in unread]
         progress = Progress(shares, advice)
-        several = len({id(job.subject.checkpoint) for job in jobs}) > 1
         with progress.shown():
             for number, job in enumerate(jobs):
-                subject, label = job.subject, job.subject.label
-                names = [subject.checkpoint.name] * (label == "none" or several) + [label] * (label != "none")
-                bar = ", ".join(names) + f" ({number + 1} of {len(jobs)})" * (len(jobs) > 1)
-                scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is subject.checkpoint]
-                try:
-                    report = measure_job(job, factory, store, str(number), progress, bar, workers, scalings)
-                except NotFiniteError as error:
-                    if not job.optional:
-                        raise
-                    warn(f"{subject.checkpoint.name} was not measured: {error}")
-                    continue
-                try:
-                    reference = reference or report.as_reference()
-                except DataError:
-                    remove_state(output)  # the same command would end so again
-                    raise
+                bar = job.subject.name + f" ({number + 1} of {len(jobs)})" * (len(jobs) > 1)
+                scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
+                report = measure_job(job, factory, store, str(number), progress, bar, workers, scalings)
+                reference = reference or report.as_reference()
                 reports.append(replace(report, reference=reference))
     return reports
 

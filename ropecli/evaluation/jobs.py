@@ -52,8 +52,7 @@ def _of_baseline(baseline: Subject, made: Mapping[int, Job], make_task: MakeTask
     first, same = next(iter(made.values())), made.get(id(baseline.checkpoint))
     if first.task.documents:
         _refuse_another_vocabulary(first.task.documents, first.tokenizer, baseline)
-        task = first.task.up_to(baseline.positions.context_length)
-        return Job(baseline, task, first.tokenizer, optional=not task.one_tokenizer)
+        return Job(baseline, first.task.up_to(baseline.positions.context_length), first.tokenizer)
     tokenizer = load_tokenizer(baseline.checkpoint)
     return Job(baseline, same.task if same else make_task(tokenizer, lengths, baseline), tokenizer)
 

@@ -123,11 +123,6 @@ class RecallReport(Report):
         name = self.checkpoint + f", {self.label}" * (self.method != "none")
         reference = Reference(name, *self.identity, self.arm("absent", near.length), near)
         gain = loss_difference(reference.absent, near, near.weights)
-        if certain and self.mode == "generate" and near.sums == near.weights:  # every token counts as wrong
-            raise DataError(
-                f"{self.checkpoint} copied nothing, not even a passage nearby. It may answer nothing at all: look at "
-                "one answer, and at the server's stop words and limits."
-            )
         if certain and (gain.low is None or gain.low <= 0):
             interval = "" if gain.low is None else f" ({gain.low:.2f} to {gain.high:.2f})"
             raise DataError(
@@ -288,17 +283,13 @@ class RulerReport(ScoreReport):
         tasks = len({cell.task for cell in self.cells})
         reasons += [*["answers were ranked"] * (self.mode == "rank"), f"{tasks} of 13 tasks"]
         sentences = [f"Effective length: {length} (required: {needed})."]
-        if not any(map(any, (cell.sums for cell in self.cells))):
-            sentences = ["Effective length: none, because no answer was right."]
-            if self.mode == "generate" and not any(cell.thoughts for cell in self.cells):
-                sentences += ["For a base model, use --mode rank."]
-        elif not self.above_chance():
+        if not self.above_chance():
             sentences = [
                 f"Effective length: none, because the score at {shortest} tokens, {self.words(shortest)}, "
                 f"is not above that of guessing, {100 * self.chance(shortest):.0f}%."
             ]
-        if self.mode == "rank":
-            sentences.append(f"Guessing scores {100 * self.chance(longest):.0f}% at {longest} tokens.")
+            if self.mode == "generate" and not any(cell.thoughts for cell in self.cells):
+                sentences += ["For a base model, use --mode rank."]
         return [*sentences, f"Not comparable with published tables: {'; '.join(reasons)}."]
 
     def summary(self) -> dict[str, Any]:

@@ -9,14 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain, islice
 
 import numpy as np
 
 from ropecli.errors import DataError
 from ropecli.evaluation.prompt_pieces import Frame, Haystack, PieceTokenizer, TokenIds
-from ropecli.hashing import digest
 
 _WORDS = (
     "Amber Birch Cedar Clover Copper Coral Crystal Dahlia Ebony Ember Falcon Fern Garnet Ginger Hazel Indigo Ivory "
@@ -26,6 +24,8 @@ _NAMES = tuple(_WORDS.split())
 _DEPTH_STEPS = 10**6
 _LOWEST_KEY, _HIGHEST_KEY = 10_000, 99_999
 KEY_COUNT = _HIGHEST_KEY - _LOWEST_KEY + 1
+CANDIDATES = 10
+"""Keys to rank, the true one among them."""
 _SAMPLE = 32
 """Keys sampled to find the most common form."""
 _NUMBER = re.compile("(?=([1-9][0-9]{4}))")
@@ -77,19 +77,14 @@ class Prompt:
     least: int
     lead: str = ""
 
-    def digest(self) -> str:
-        """sha256 of the prompt with the true key; the same for both modes."""
-        return digest(np.array([*self.ids, *self.answers[0]]))
-
 
 @dataclass(frozen=True)
 class RetrievalPrompts:
-    """Makes prompts. num_candidates: answers to rank. frame: of the chat template, if the model is asked through it."""
+    """Makes prompts. frame: of the chat template, if the model is asked through it."""
 
     templates: Templates
     haystack: Haystack
     pieces: PieceTokenizer
-    num_candidates: int = 10
     seed: int = 0
     frame: Frame | None = None
 
@@ -101,7 +96,7 @@ class RetrievalPrompts:
         return max(self.prompt(length, depth, index).least for depth in depths for index in range(samples))
 
     def prompt(self, length: int, depth: float, index: int) -> Prompt:
-        """Build a prompt. The number of candidates does not change its tokens."""
+        """Build a prompt."""
         rng = np.random.default_rng((self.seed, length, round(depth * _DEPTH_STEPS), index))
         templates, pieces = self.templates, self.pieces
         name = templates.names[rng.permutation(len(templates.names))[0]]
@@ -122,7 +117,7 @@ class RetrievalPrompts:
             return len(completed), _common_beginning([question, completed])
 
         keys = draw_keys(rng, numbers_in(pieces.text(text)), form_of)
-        candidates = tuple(islice(keys, self.num_candidates))
+        candidates = tuple(islice(keys, CANDIDATES))
         needle = pieces.inside(f"\n{templates.needle.format(name=name, key=candidates[0])}\n")
         completed = [pieces.inside(line + key) for key in candidates]
         # if the tokenizer merges the end of the question with a key, that token belongs to the answer
@@ -148,22 +143,15 @@ def numbers_in(text: str) -> set[str]:
 
 
 def draw_keys(rng: np.random.Generator, taken: set[str], form_of: Callable[[str], Hashable]) -> Iterator[str]:
-    """Yield distinct keys that are not in `taken`, in an order that does not depend on how many are drawn.
+    """Yield distinct keys that are not in `taken`, in random order.
 
     form_of: what candidates should have in common, such as the number of tokens, so that their log-probabilities are
-    comparable. Keys of the most common form come first, then keys of other forms. Raises DataError when none is left.
+    comparable. All keys have the most common form. Raises DataError when none is left.
     """
-    form_of = cache(form_of)
     free = (key for key in map(str, (_LOWEST_KEY + rng.permutation(KEY_COUNT)).tolist()) if key not in taken)
     sample = list(islice(free, _SAMPLE))
     common = Counter(map(form_of, sample)).most_common(1)[0][0] if sample else None
-    rare = []
-    for key in chain(sample, free):
-        if form_of(key) == common:
-            yield key
-        else:
-            rare.append(key)
-    yield from rare
+    yield from (key for key in chain(sample, free) if form_of(key) == common)
     raise DataError(
         f"Too few numbers of five digits are left for keys: {len(taken)} of {KEY_COUNT} appear in the text. Use "
         "another --data, or shorter --lengths."

@@ -26,10 +26,6 @@ class Workers:
     rank: int = 0
     count: int = 1
 
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
     def gather(self, items: dict[Any, Any]) -> dict[Any, Any]:
         """Return the items of all processes, in each process."""
         if self.count == 1:

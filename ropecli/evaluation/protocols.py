@@ -28,19 +28,13 @@ SAME_TOKENS = ("tail", "sliding")
 class Window:
     """One span of a document.
 
-    ids: shape (tokens,), int64. targets: number of scored tokens, the last ones. stop: position in the document after
-    the last scored token. reads_last: whether the model also reads the last token, which no target depends on.
+    ids: shape (tokens,), int64; the model reads all of them. targets: number of scored tokens, the last ones. stop:
+    position in the document after the last scored token.
     """
 
     ids: np.ndarray
     targets: int
     stop: int
-    reads_last: bool = True
-
-    @property
-    def read(self) -> int:
-        """Number of tokens that the model reads."""
-        return len(self.ids) if self.reads_last else len(self.ids) - 1
 
     @property
     def scored(self) -> np.ndarray:

@@ -93,7 +93,7 @@ def open_subjects(
     names, revision, baseline = list(dict.fromkeys(names)), options["revision"], options["baseline"]
     if revision and len(names) > 1:
         raise MethodError("--revision works with one checkpoint only.")
-    replacing, specs = specs is not None, list(specs or [None])
+    specs = list(specs or [None])
     if len(specs) > 1:  # what scales nothing needs no length
         specs = [make_spec(spec.method.name) if spec and spec.method.name in LENGTH_ONLY else spec for spec in specs]
     needed: dict[str, Any] = {"weights": weights, "tokenizer": True, "adapters": True}
@@ -107,16 +107,16 @@ def open_subjects(
     first = next((subject for subject in subjects if subject.label == "none"), subjects[0])
     if baseline is not None:
         named = Subject(open_checkpoint(baseline, **needed))
-        listed = (Subject(each) for each in opened if each.config == named.checkpoint.config)  # to load it once
-        named = next((each for each in listed if each.identity == named.identity), named)
-        same = next((subject for subject in subjects if subject.identity == named.identity), named)
-        first = replace(same, is_baseline=True)
+        known = (each for each in (*subjects, *map(Subject, opened)) if each.identity == named.identity)
+        first = replace(next(known, named), is_baseline=True)  # the same checkpoint is loaded once
     subjects = _once([first, *subjects])
     if baseline is not None and len(subjects) == 1:
         raise MethodError(f"--baseline {baseline} is the same model as {names[0]}. Remove it, or name another.")
     for subject in subjects:
-        refuse_attention(subject, options["attn"])
-    _show_findings(subjects, several=len(specs) > 1, replacing=replacing)
+        remaps = read_state(subject.checkpoint).saved_remapping or (subject.plan and subject.plan.remapping)
+        if options["attn"] != "auto" and remaps:
+            raise MethodError(f"--attn {options['attn']} would replace the attention of {subject.name}. Remove --attn.")
+    _show_findings(subjects, several=len(specs) > 1)
     return subjects
 
 
@@ -130,20 +130,15 @@ def _once(subjects: Sequence[Subject]) -> list[Subject]:
     return list(known.values())
 
 
-def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: bool) -> None:
-    """several: whether of several methods, of which only what is wrong with the files is shown.
-
-    replacing: whether methods were given, which may replace a shipped one.
-    """
+def _show_findings(subjects: Sequence[Subject], *, several: bool) -> None:
+    """several: whether of several methods, of which only what is wrong with the files is shown."""
     messages = [
         finding.message
         for subject in subjects
         for finding in (subject.plan.findings_in_memory if subject.plan else read_state(subject.checkpoint).findings)
         if not several or (subject.plan and finding.record.about == "files")
     ]
-    for checkpoint in (
-        {id(subject.checkpoint): subject.checkpoint for subject in subjects}.values() if replacing else ()
-    ):
+    for checkpoint in {id(subject.checkpoint): subject.checkpoint for subject in subjects}.values():
         shipped = read_state(checkpoint).positions.main.spec
         plans = [subject.plan for subject in subjects if subject.checkpoint is checkpoint]
         if shipped.method.name != "none" and all(plan and plan.spec.method != shipped.method for plan in plans):
@@ -153,19 +148,6 @@ def _show_findings(subjects: Sequence[Subject], *, several: bool, replacing: boo
             )
     for message in dict.fromkeys(messages):
         warn(message)
-
-
-def refuse_attention(subject: Subject, attn: str) -> None:
-    """Raises MethodError if --attn would replace the attention of a distance method.
-
-    Raises CheckpointError for an incomplete distance method in config.json.
-    """
-    saved = read_state(subject.checkpoint).saved_remapping
-    method = subject.spec.method.name if subject.plan and subject.plan.remapping else None
-    if saved is not None and method is None:
-        method = f"{subject.checkpoint.name}, which is {saved.method}"
-    if attn != "auto" and method:
-        raise MethodError(f"--attn {attn} would replace the attention of {method}. Remove --attn.")
 
 
 def _is_large_and_half(checkpoint: Checkpoint) -> bool:

@@ -64,6 +64,4 @@ def tokens(value: float | None) -> str:
         return ""
     if math.isinf(value):
         return "infinite"
-    if value >= 1e15:
-        return f"{value:.3g}"
     return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"

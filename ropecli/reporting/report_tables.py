@@ -70,7 +70,7 @@ def _scores(lines: Sequence[Line]) -> Table:
         named = f"{line.name}: " * (len(lines) > 1)
         notes += [f"{named}{sentence}" for sentence in (*report.conclusions(), *report.notes(alone=False))]
     report = lines[0].report
-    if (chance := report.chance(report.lengths[-1])) and report.task != "ruler":
+    if chance := report.chance(report.lengths[-1]):
         notes.append(f"Guessing scores {100 * chance:.3g}%.")
     notes.append(f"Pretraining length: {report.original_max_position_embeddings} tokens.")
     head = "task" if all(cell.depth is None for cell in report.cells) else "depth"

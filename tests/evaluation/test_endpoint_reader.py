@@ -297,7 +297,7 @@ def test_other_log_probabilities_are_refused_with_what_came(values, came, odd):
         (MODELS, b"moved", {"status": 302, "Location": "/elsewhere"}, "/v1/models answered 302: moved"),
         (MODELS, b"\x1f\x8b garbage", {"Content_Encoding": "gzip"}, "gives no answer: Error -3 while decompressing"),
         (COMPLETIONS, {"choices": []}, {}, "choices: List should have at least 1 item"),
-        (COMPLETIONS, {"error": [{"message": 5}]}, {"status": 400}, 'answered 400: [{"message":5}]'),
+        (COMPLETIONS, {"error": [{"message": 5}]}, {"status": 400}, 'answered 400: {"error": [{"message": 5}]}'),
         (COMPLETIONS, b'{"error": "\\ud800"}', {"status": 500, "Retry_After": "0"}, "answered 500 4 times"),
         (COMPLETIONS, b"", {"status": 429, "Retry_After": "nan"}, "answered 429 4 times"),
         (COMPLETIONS, b"", {"status": 503, "Retry_After": "Wed, 21 Oct 2026 07:28:00 GMT"}, "answered 503 4 times"),

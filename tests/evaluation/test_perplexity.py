@@ -26,9 +26,9 @@ def checkpoint(request, llama, build, patched):
 
 
 def losses(model, window):
-    """-ln p of the window's targets. The model reads what it reads in an evaluation."""
+    """-ln p of the window's targets."""
     with torch.no_grad():
-        logits = model(input_ids=torch.from_numpy(window.ids[: window.read])[None]).logits[0]
+        logits = model(input_ids=torch.from_numpy(window.ids)[None]).logits[0]
     targets = torch.from_numpy(window.ids[-window.targets :])
     first = len(window.ids) - window.targets
     return -logits[first - 1 :].double().log_softmax(-1)[torch.arange(len(targets)), targets].numpy()

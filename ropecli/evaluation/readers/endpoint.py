@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.pool import ThreadPool
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -25,14 +25,11 @@ _SAME_MODEL = 0.1
 """
 _HEAD = 8
 """Characters of an answer; rounding may change what follows."""
-_T = TypeVar("_T")
 
 
 class Identity(TypedDict):
     """A model's answer to ids. values: ln p by token, at each place that is read or generated. text: the answer."""
 
-    ids: list[int]
-    read: bool
     values: list[dict[str, float]]
     text: str
 
@@ -58,34 +55,30 @@ class EndpointReader(SequenceReader):
             raise MethodError(f"{self.endpoint.url} reads up to {most} tokens; the longest sample needs {length}.")
 
     def identity(self, ids: np.ndarray) -> Identity:
-        room = 0 if self.gives_losses else _CONTINUED
-        return self._identity(ids[: max(1, min(_READ, len(ids) - room))].tolist(), read=self.gives_losses)
+        if self.gives_losses:
+            losses = self.endpoint.prompt_losses(ids[:_READ].tolist())
+            return Identity(values=[{"": -loss} for loss in losses], text="")
+        known = max(1, min(_READ, len(ids) - _CONTINUED))
+        text, values = self.endpoint.greedy(ids[:known].tolist(), _CONTINUED, _TOP)
+        return Identity(values=values, text=text)
 
-    def _identity(self, ids: list[int], *, read: bool) -> Identity:
-        if read:
-            values = [{"": -loss} for loss in self.endpoint.prompt_losses(ids)]
-            return Identity(ids=ids, read=read, values=values, text="")
-        text, values = self.endpoint.greedy(ids, _CONTINUED, _TOP)
-        return Identity(ids=ids, read=read, values=values, text=text)
-
-    def difference_from(self, identity: Identity) -> str:
-        now = self._identity(identity["ids"], read=identity["read"])
-        if now["values"] and identity["values"]:
-            difference = mean_difference(identity["values"], now["values"])
+    def difference(self, then: Identity, now: Identity) -> str:
+        if then["values"] and now["values"]:
+            difference = mean_difference(then["values"], now["values"])
             how = (
                 f"log-probabilities of the same tokens differ by {difference:.2g} nats; rounding gives less than "
                 f"{_SAME_MODEL}"
             )
             same = difference < _SAME_MODEL
         else:
-            how = f"it continues the same prompt with {now['text']!r}, not {identity['text']!r}"
-            same = now["text"][:_HEAD] == identity["text"][:_HEAD]
+            how = f"it continues the same prompt with {now['text']!r}, not {then['text']!r}"
+            same = now["text"][:_HEAD] == then["text"][:_HEAD]
         return "" if same else f"{self.endpoint.url} serves another model or scaling than when this run began: {how}."
 
     def dtype_and_device(self) -> tuple[str, str]:
         return "as served", f"{self.endpoint.engine} at {self.endpoint.url}"
 
-    def _answers(self, ask: Callable[[np.ndarray], _T], prompts: Iterable[np.ndarray]) -> Iterator[_T]:
+    def _answers(self, ask: Callable[[np.ndarray], Any], prompts: Iterable[np.ndarray]) -> Iterator[Any]:
         """The server's answers in order; several prompts wait for theirs at the same time."""
         with ThreadPool(self.batch_size) as pool:  # its threads keep no process from ending while they wait
             yield from pool.imap(ask, prompts)

@@ -8,7 +8,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -68,13 +68,6 @@ def refuse_unknown_ids(largest: int, model: "PreTrainedModel") -> None:
         raise DataError(
             f"The tokenizer produced id {largest}; the model has only ids below {vocabulary}. They do not match."
         )
-
-
-class _PromptState(NamedTuple):
-    """logits: shape (batch, vocabulary), for the next token. cache: KV cache of all tokens read."""
-
-    logits: torch.Tensor
-    cache: Any
 
 
 class LiveReader(Reader):
@@ -144,12 +137,12 @@ class LiveReader(Reader):
                 handle.remove()
 
     def losses(self, windows: Iterable[Window]) -> Iterator[np.ndarray]:
-        """Windows of one shape share a pass."""
-        for group in batches(windows, lambda window: (len(window.ids), window.read), self.batch_size):
+        """Windows of one length share a pass."""
+        for group in batches(windows, lambda window: len(window.ids), self.batch_size):
             ids = torch.from_numpy(np.stack([window.ids for window in group])).to(self.device)
             targets = max(window.targets for window in group)
             with within_memory(*ids.shape):
-                losses = self.nll(ids, targets, group[0].reads_last).cpu().double().numpy()
+                losses = self.nll(ids, targets).cpu().double().numpy()
             for window, nll in zip(group, losses, strict=True):
                 yield nll[targets - window.targets :]
 
@@ -159,11 +152,11 @@ class LiveReader(Reader):
             refuse_unknown_ids(max(int(ids.max()), *(max(answer) for answer in answers)), self.model)
             values = np.empty(len(answers))
             with within_memory(1, len(ids)), torch.inference_mode():
-                state = self._read(self._tensor(ids)) if self.cache_is_exact else None
+                outputs = self._read(self._tensor(ids)) if self.cache_is_exact else None
                 for length in dict.fromkeys(map(len, answers)):
                     members = [index for index, answer in enumerate(answers) if len(answer) == length]
                     rows = torch.tensor([answers[index] for index in members], device=self.device)
-                    sums = self._on_cache(state, rows) if state else self._whole(ids, rows)
+                    sums = self._on_cache(outputs, rows) if self.cache_is_exact else self._whole(ids, rows)
                     values[members] = sums.cpu().double().numpy()
             yield values
 
@@ -193,19 +186,16 @@ class LiveReader(Reader):
         return answers
 
     @torch.inference_mode()
-    def nll(
-        self, ids: torch.Tensor, targets: int | None = None, reads_last: bool = True, chunk: int | None = None
-    ) -> torch.Tensor:
+    def nll(self, ids: torch.Tensor, targets: int | None = None, chunk: int | None = None) -> torch.Tensor:
         """-ln p(ids[t] | ids[:t]) of the last `targets` tokens; by default of all except the first.
 
-        ids: shape (batch, tokens). reads_last: whether the decoder also reads the last token. chunk: default: that of
-        `prepare`. Returns shape (batch, targets), nats, float32.
+        ids: shape (batch, tokens). chunk: default: that of `prepare`. Returns shape (batch, targets), nats, float32.
         """
         tokens = ids.shape[1]
         first = 1 if targets is None else tokens - targets
         chunk = self.chunk if chunk is None and self.cache_is_exact else chunk
         parts = []
-        for start, outputs in self.decode(ids if reads_last else ids[:, :-1], chunk):
+        for start, outputs in self.decode(ids, chunk):
             hidden = outputs.last_hidden_state
             low, high = max(first - 1 - start, 0), min(tokens - 1 - start, hidden.shape[1])
             if low < high:
@@ -238,50 +228,48 @@ class LiveReader(Reader):
     def _greedy(self, ids: np.ndarray) -> Iterator[np.ndarray]:
         """Yield greedily decoded tokens, shape (batch,), without end. ids: shape (batch, tokens)."""
         tokens = torch.from_numpy(ids).to(self.device)
-        state = self._read(tokens) if self.cache_is_exact else None
+        outputs: Any = self._read(tokens) if self.cache_is_exact else None
         while True:
-            if state:
-                logits = state.logits
-            else:
+            if not self.cache_is_exact:
                 reset_tables(self._dynamic_tables)
                 outputs = self.split.decode(tokens)
-                logits = self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0]
-            chosen = logits.argmax(-1, keepdim=True).to(self.device)
+            chosen = self._next_logits(outputs).argmax(-1, keepdim=True).to(self.device)
             yield chosen[:, 0].cpu().numpy()
-            if state:
-                state = self._continue(chosen, state.cache)
+            if self.cache_is_exact:
+                outputs = self.split.decode_on(chosen, outputs.past_key_values)
             else:
                 tokens = torch.cat([tokens, chosen], dim=1)
 
     def _tensor(self, ids: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(ids)[None].to(self.device)
 
-    def _read(self, tokens: torch.Tensor) -> _PromptState:
-        state = _PromptState(torch.empty(0), None)
+    def _read(self, tokens: torch.Tensor) -> Any:
+        """The decoder's output of the last chunk, with the KV cache of all."""
+        outputs, cache = None, None
         for part in tokens.split(self.chunk or tokens.shape[1], dim=1):
-            state = self._continue(part, state.cache)
-        return state
+            outputs = self.split.decode_on(part, cache)
+            cache = outputs.past_key_values
+        return outputs
 
-    def _continue(self, tokens: torch.Tensor, cache: Any) -> _PromptState:
-        outputs = self.split.decode_on(tokens, cache)
-        return _PromptState(
-            self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0], outputs.past_key_values
-        )
+    def _next_logits(self, outputs: Any) -> torch.Tensor:
+        """Of the next token; shape (batch, vocabulary)."""
+        return self.split.logits(outputs, outputs.last_hidden_state[:, -1:])[:, 0]
 
-    def _on_cache(self, state: _PromptState, rows: torch.Tensor) -> torch.Tensor:
+    def _on_cache(self, outputs: Any, rows: torch.Tensor) -> torch.Tensor:
         """rows: shape (answers, tokens). Log-probabilities, shape (answers,)."""
-        rows = rows.to(state.logits.device)
-        values = state.logits[0].log_softmax(-1)[rows[:, 0]]
+        logits, cache = self._next_logits(outputs), outputs.past_key_values
+        rows = rows.to(logits.device)
+        values = logits[0].log_softmax(-1)[rows[:, 0]]
         if rows.shape[1] == 1:
             return values
-        held = [value for layer in state.cache.layers for value in vars(layer).values()]
+        held = [value for layer in cache.layers for value in vars(layer).values()]
         size = sum(value.nbytes for value in held if isinstance(value, torch.Tensor))
         parts = []
         for part in rows.split(max(1, _COPIED_AT_ONCE // max(1, size))):
-            copied = copy.deepcopy(state.cache)  # continuing from a cache changes it
+            copied = copy.deepcopy(cache)  # continuing from a cache changes it
             copied.batch_repeat_interleave(len(part))
-            outputs = self.split.decode_on(part[:, :-1], copied)
-            logits = self.split.logits(outputs, outputs.last_hidden_state)
+            continued = self.split.decode_on(part[:, :-1], copied)
+            logits = self.split.logits(continued, continued.last_hidden_state)
             parts.append(logits.log_softmax(-1).gather(-1, part[:, 1:, None]).sum(dim=(1, 2)))
         return values + torch.cat(parts)
 
@@ -303,7 +291,7 @@ class LiveReader(Reader):
         chunk = self.chunk
         try:
             if answers:
-                self._on_cache(self._continue(ids[:, :2], None), ids[:, :2].expand(2, -1))
+                self._on_cache(self.split.decode_on(ids[:, :2], None), ids[:, :2].expand(2, -1))
                 chunk = max(1, min(chunk or _PROBED, int(ids.shape[1] / _CHUNKS_PROBED)))
             if chunk is None or ids.shape[1] <= chunk:
                 return True

@@ -47,8 +47,8 @@ class Reader:
         """The model's answer to these ids, as JSON, to recognize it later; None if the request names its weights."""
         return None
 
-    def difference_from(self, identity: Any) -> str:
-        """A sentence if another model than that of this identity answers now; else empty."""
+    def difference(self, then: Any, now: Any) -> str:
+        """A sentence if these identities are of different models; else empty."""
         return ""
 
     def dtype_and_device(self) -> tuple[str, str]:
@@ -96,7 +96,7 @@ class SequenceReader(Reader):
         for group in batches(windows, lambda window: None, self.batch_size):
             read = self.sequence_losses([window.ids for window in group])
             for window, losses in zip(group, read, strict=True):
-                self.advance(window.read)
+                self.advance(len(window.ids))
                 yield losses[len(losses) - window.targets :]
 
     def log_probabilities(self, questions: Iterable[PromptAndAnswers]) -> Iterator[np.ndarray]:

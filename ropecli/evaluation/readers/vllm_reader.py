@@ -110,7 +110,6 @@ class VllmReaderFactory(ReaderFactory):
         patched = replace(checkpoint, config=plan.config) if plan else checkpoint
         if plan:
             require_reading(checkpoint.config)
-        self.overrides_of(patched, checkpoint, subject.positions.context_length)  # refuses before the samples are made
 
         def start(length: int) -> Any:
             max_length = max(length, subject.positions.context_length)

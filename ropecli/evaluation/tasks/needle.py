@@ -1,13 +1,14 @@
 """Retrieval: whether a model finds a key hidden in a long text, by length and depth (`needle`).
 
 The candidates of the mode rank are the true key and keys that appear nowhere in the prompt. They have as many tokens as
-the true key, so that sums of log-probabilities are comparable, unless the tokenizer has too few such numbers. In the
-mode generate, the answer must start with the key, ignoring white space. A digit after the key makes it a different
-number.
+the true key, so that sums of log-probabilities are comparable. In the mode generate, the answer must start with the
+key, ignoring white space. A digit after the key makes it a different number.
 """
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ropecli.data.sources import DEMO, DEMO_TRAIN
 from ropecli.errors import DataError
@@ -24,7 +25,6 @@ from ropecli.options import NeedleOptions
 
 _EXTRA_TOKENS = 4
 """Tokens generated beyond the key's own, for white space or another tokenization of the key. They exceed the length."""
-_CANDIDATES = 10
 
 
 class Retrieval(Asking):
@@ -74,8 +74,9 @@ class Retrieval(Asking):
                 return float(not text[len(answer)].isdigit()), True
             return float(text == answer), not answer.startswith(text.rstrip())
 
+        identity = digest(np.array([*prompt.ids, *prompt.answers[0]]))
         limit = len(prompt.answers[0]) + _EXTRA_TOKENS
-        return Question(prompt.ids, prompt.digest(), lambda: prompt.answers, 1, limit, grade, prompt.lead)
+        return Question(prompt.ids, identity, lambda: prompt.answers, 1, limit, grade, prompt.lead)
 
 
 def make_needle(options: NeedleOptions, tokenizer: Any, lengths: Lengths, subject: Subject) -> Retrieval:
@@ -94,8 +95,7 @@ def make_needle(options: NeedleOptions, tokenizer: Any, lengths: Lengths, subjec
         style = style or ("code" if source.place in (DEMO, DEMO_TRAIN) else "prose")
         place = {"source": source.place, "text_column": source.column, "split": source.split}
     frame = find_frame(tokenizer, options["chat_template"], options["thinking"])
-    count = 1 if mode == "generate" else _CANDIDATES
-    prompts = RetrievalPrompts(STYLES[style], haystack, pieces, count, options["seed"], frame)
+    prompts = RetrievalPrompts(STYLES[style], haystack, pieces, options["seed"], frame)
     chosen = lengths.that_fit(lambda length: prompts.most_tokens(length, depths, samples) <= length)
     further = {**place, "style": style, "thinking": options["thinking"]}
     return Retrieval(prompts, chosen, depths, samples=samples, mode=mode, **further)

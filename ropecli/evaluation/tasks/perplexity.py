@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
 from itertools import tee
 from typing import Any
 
@@ -55,7 +54,6 @@ class Perplexity(Task):
         protocol = Protocol(protocol) if isinstance(protocol, str) else protocol
         self.protocol = protocol.for_lengths(self.lengths, documents.special)
         self.name = self.protocol.name
-        self._whole = self.protocol.reads_whole_documents
 
     def up_to(self, length: int) -> "Perplexity":
         """The same target tokens at the lengths up to `length`; without one, `tail` is read at `length` itself.
@@ -63,11 +61,8 @@ class Perplexity(Task):
         Protocols that do not score the same tokens at every length keep all lengths, and so does `sliding` without one.
         """
         lengths = [shorter for shorter in self.lengths if shorter <= length] if self.name in SAME_TOKENS else []
-        if (
-            not lengths
-            and self.protocol.targets
-            and self.protocol.targets + self.documents.special.first_scored <= length
-        ):
+        least = (self.protocol.targets or math.inf) + self.documents.special.first_scored
+        if not lengths and least <= length:
             lengths = [length]
         return self if lengths in ([], self.lengths) else self.only(*lengths)
 
@@ -88,11 +83,11 @@ class Perplexity(Task):
         return {**chosen, "reference_length": self.reference_length}
 
     def request(self) -> dict[str, Any]:
-        data = {"end": self._end, "documents": len(self.documents.kept), "data": self._digest}
+        data = {"end": self._end, "documents": len(self.documents.kept), "data": self.documents.fingerprint()}
         return {"protocol": self.name, "lengths": self.lengths, **self.settings, **data}
 
     def longest(self) -> tuple[np.ndarray, int, int]:
-        cut = None if self._whole else self._end
+        cut = None if self.protocol.reads_whole_documents else self._end
         largest = max(int(document.ids[:cut].max(initial=0)) for document in self.documents.kept)
         longest = max(self.documents.kept, key=lambda document: len(document.ids))
         return longest.ids[: self.lengths[-1]], self.lengths[-1], largest
@@ -102,7 +97,7 @@ class Perplexity(Task):
         return [(length, index) for length in lengths for index in range(len(self.documents.kept))]
 
     def tokens(self, sample: SampleId) -> int:
-        return sum(window.read for window in self._windows(sample) if window.targets)
+        return sum(len(window.ids) for window in self._windows(sample) if window.targets)
 
     def pass_length(self, sample: SampleId) -> int:
         return self.lengths[-1] if sample[0] == _ALL else int(sample[0])
@@ -130,10 +125,9 @@ class Perplexity(Task):
         return values
 
     def _sums(self, index: int, scored: Sequence[tuple[int, np.ndarray]]) -> dict[str, Any]:
-        """Sums over the scored tokens of a document, as JSON.
+        """Sums over the scored tokens of a document, as JSON; class_nll and class_tokens by the codes of CLASSES.
 
-        scored: the position after the last token, and the losses, of each window. nll: nats. bytes: of the text; None
-        if unknown. class_nll, class_tokens: losses and tokens by the codes of CLASSES, if the loss is split.
+        scored: the position after the last token, and the losses, of each window.
         """
         document, classes = self.documents.kept[index], self._classes_of(index)
         spans = [(stop - len(nll), stop) for stop, nll in scored]
@@ -163,7 +157,8 @@ class Perplexity(Task):
             return None
         if index not in self._classes:
             document = self.documents.kept[index]
-            ids = self.documents.special.ended(document.ids) if self._whole else document.ids[: self._end]
+            whole = self.protocol.reads_whole_documents
+            ids = self.documents.special.ended(document.ids) if whole else document.ids[: self._end]
             self._classes[index] = classes_of(ids, self._starts(document, len(ids)), reference)
         return self._classes[index]
 
@@ -183,16 +178,11 @@ class Perplexity(Task):
             cells.append(_cell(self.name, length, documents, self.documents.names))
         return cells
 
-    @cached_property
-    def _digest(self) -> str:
-        """sha256 of all tokens; every scaling of a comparison needs it."""
-        return self.documents.fingerprint()
-
     def identities(self) -> list[str]:
         return [digest(document.ids) for document in self.documents.kept]
 
     def fingerprint(self, values: Values) -> str:
-        return self._digest
+        return self.documents.fingerprint()
 
 
 def _cell(protocol: str, length: int, documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Cell:

@@ -17,7 +17,7 @@ This is literal copying, the induction of Olsson et al. 2022 (arXiv:2209.11895).
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain, groupby, islice, pairwise, takewhile
+from itertools import chain, cycle, groupby, islice, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -152,9 +152,7 @@ class Recall(Task):
     def _make_passes(self) -> dict[int, list[int]]:
         """The numbers of the passages of each pass, by the first of them: of whole documents, or of one passage.
 
-        A pass has as many other documents as its own, and passages that hardly repeat each other. Where they do, each
-        has a pass of its own. Passages that every other document repeats are left out. Raises DataError if those are
-        all.
+        Passages that repeat each other have a pass each. Raises DataError if every other document repeats them all.
         """
         parts = [range(_PASSAGES * document, _PASSAGES * (document + 1)) for document in range(self.count)]
         documents = [[number for number in part if next(self._others([number], 1), None) is not None] for part in parts]
@@ -194,8 +192,7 @@ class Recall(Task):
             return [[loss] for loss in self._copying(reader, ids)]
         orders = [self._order(first) for _, _, first in batch]
         windows = (
-            Window(sample, len(order) * PASSAGE - CUE, len(sample), reads_last=False)
-            for sample, order in zip(ids, orders, strict=True)
+            Window(sample, len(order) * PASSAGE - CUE, len(sample)) for sample, order in zip(ids, orders, strict=True)
         )
         return [
             [float(losses[place * PASSAGE :][:_SCORED].sum()) for place in np.argsort(order)]
@@ -263,13 +260,10 @@ class Recall(Task):
     def _filler(self, numbers: Sequence[int], size: int) -> np.ndarray:
         """Text of the documents before these passages, repeated if they are too short; shape (size,)."""
         parts: list[np.ndarray] = []
-        missing = size
+        texts, missing = cycle(self._others(numbers, step=-1)), size
         while missing > 0:
-            for text in self._others(numbers, step=-1):
-                parts.insert(0, text[max(0, len(text) - missing) :])
-                missing -= len(parts[0])
-                if missing <= 0:
-                    break
+            parts.insert(0, next(texts)[-missing:])
+            missing -= len(parts[0])
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _others(self, numbers: Sequence[int], step: int) -> Iterator[np.ndarray]:
