@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ropecli.data.documents import Documents
-from ropecli.errors import EndpointError
+from ropecli.errors import DataError, EndpointError
 from ropecli.evaluation.kinds import KINDS
 from ropecli.evaluation.processes import ALONE, Workers, among_processes
 from ropecli.evaluation.progress import Progress
@@ -23,7 +23,7 @@ from ropecli.evaluation.readers.reader import Reader, batches
 from ropecli.evaluation.report import Cell, Reference, Report
 from ropecli.evaluation.subject import ReaderFactory, Subject
 from ropecli.messages import command_line, warn
-from ropecli.resume import append_record, open_state, read_records, state_folder
+from ropecli.resume import append_record, open_state, read_records, remove_state, state_folder
 from ropecli.signals import terminated_by_signals
 
 SampleId = tuple[Any, ...]
@@ -236,7 +236,11 @@ def make_reports(
                 bar = job.subject.name + f" ({number + 1} of {len(jobs)})" * (len(jobs) > 1)
                 scalings = [peer.subject for peer in jobs if peer.subject.checkpoint is job.subject.checkpoint]
                 report = measure_job(job, factory, store, str(number), progress, bar, workers, scalings)
-                reference = reference or report.as_reference()
+                try:
+                    reference = reference or report.as_reference()
+                except DataError:
+                    remove_state(output)  # the same command would end so again
+                    raise
                 reports.append(replace(report, reference=reference))
     return reports
 
