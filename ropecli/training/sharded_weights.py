@@ -18,8 +18,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import distributed
+from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ropecli.attention import load_model
 from ropecli.checkpoint.files import INDEX, WHOLE
@@ -56,11 +56,8 @@ class UnreadModel:
         if not self.files:
             _send_from_main(launch, self.checkpoint, targets)
             return
-        for names, target in targets:
-            name = next(name for name in names if name in self.files)
-            # a file that stays open keeps what was read of it in memory
-            with safe_open(self.files[name], framework="pt") as file:
-                local_part(target).copy_(file.get_slice(name)[_own_part(target)])
+        state = {name: target.detach() for names, target in targets for name in names if name in self.files}
+        load(state, storage_reader=HuggingFaceStorageReader(str(self.checkpoint.folder)))
 
     def gathered(self) -> Iterator[FileTensor]:
         """Yield all tensors in the order of the files. All processes exhaust it together."""
@@ -123,14 +120,6 @@ def _tensors_of(model: "PreTrainedModel") -> list[tuple[list[str], torch.Tensor]
         for names, tensor in named_tensors(model)
         if ".lora_" not in names[0]
     ]
-
-
-def _own_part(tensor: Any) -> tuple[slice, ...]:
-    """Slices of the full tensor that this process holds."""
-    if not isinstance(tensor, DTensor):
-        return tuple(slice(0, size) for size in tensor.shape)
-    sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
 def _send_from_main(launch: Launch, checkpoint: Checkpoint, targets: list[tuple[list[str], torch.Tensor]]) -> None:
