@@ -2,7 +2,7 @@
 """What teaches far reading: trains `demo` in several ways with several seeds, measures all, and prints the table.
 
     scripts/study.py [WAY ...]      # trains what runs/study lacks; 6 to 20 minutes of one core for a run
-    scripts/study.py measure        # measures all that is trained, into scripts/study_reports
+    scripts/study.py measure        # measures what is trained, 90 seconds each, into scripts/study_reports
     scripts/study.py table          # prints the table of recipes/README.md from these reports
 
 `demo` is patched with yarn ×8 for 1,024 tokens. All ways train on as many tokens, 100 steps of 8,192, by the recipe
@@ -29,17 +29,18 @@ WAYS = {
     "plain": "",
     "longce": LONGCE,
     "half": f"{LONGCE} --steps 56",  # the time of pose-longce
+    "short": SHORT,
     "pose": f"{SHORT} --positions pose",
     "pose-longce": f"{SHORT} --positions pose {LONGCE}",
 }
-PAIRS = [("pose-longce", "longce"), ("pose-longce", "half"), ("pose-longce", "pose"), ("half", "longce")]
+PAIRS = [("pose-longce", other) for other in ("longce", "half", "pose", "short")]
 LENGTHS = (256, 512, 1024)
 CLASSES = ("far", "far, false", "ordinary")
 MEASURES = {
     "recall": "eval-ppl --protocol recall --lengths 256,512,1024 --data demo --max-documents 32",
     "tail": "eval-ppl --protocol tail --lengths 256,512,1024 --data demo --max-documents 32",
     "short": "eval-ppl --protocol prefix --lengths 256 --data demo --max-documents 32",
-    "variables": "ruler --tasks vt --mode rank --lengths 1024 --samples 100",
+    "variables": "ruler --tasks vt --mode rank --lengths 1024 --samples 50",
 }
 
 
@@ -61,31 +62,28 @@ def train(ways: Sequence[str]) -> None:
 
 def measure() -> None:
     REPORTS.mkdir(exist_ok=True)
-    trained = [
-        f"{RUNS}/{way}-{seed}" for way in WAYS for seed in SEEDS if (RUNS / f"{way}-{seed}/config.json").exists()
-    ]
-    for name, words in MEASURES.items():
-        output = REPORTS / f"{name}.json"
-        ropecli(
-            f"{words} demo {RUNS}/patched {' '.join(trained)} --baseline demo --overwrite --output {output} --quiet"
-        )
+    for seed in SEEDS:
+        trained = [f"{RUNS}/{way}-{seed}" for way in WAYS]
+        models = ["demo", f"{RUNS}/patched", *(each for each in trained if Path(each, "config.json").exists())]
+        for name, words in MEASURES.items():
+            output = REPORTS / f"{name}-{seed}.json"
+            if not output.exists():
+                ropecli(f"{words} {' '.join(models)} --baseline demo --output {output} --quiet")
 
 
 class Ways:
     """The reports of a measure: of the base, of what is patched, and of each way, one per seed."""
 
     def __init__(self, name: str) -> None:
-        reports: list[Any] = read_reports([REPORTS / f"{name}.json"])
-        self.base, self.patched, *rest = reports
-        self.of = {way: [report for report in rest if _way(report) == way] for way in WAYS}
+        self.of: dict[str, list[Any]] = {way: [] for way in WAYS}
+        for path in sorted(REPORTS.glob(f"{name}-*.json")):
+            self.base, self.patched, *reports = read_reports([path])
+            for report in reports:
+                self.of[Path(report.checkpoint).name.rpartition("-")[0]].append(report)
 
     def mean(self, way: str, sums_of: Callable[[Any], np.ndarray]) -> np.ndarray:
         """The mean over the seeds, of each document."""
         return np.mean([sums_of(report) for report in self.of.get(way) or [self.patched]], axis=0)
-
-
-def _way(report: Any) -> str:
-    return Path(report.checkpoint).name.rpartition("-")[0]
 
 
 def table() -> Table:

@@ -7,6 +7,7 @@ whole.
 """
 
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -57,7 +58,8 @@ class UnreadModel:
             _send_from_main(launch, self.checkpoint, targets)
             return
         state = {name: target.detach() for names, target in targets for name in names if name in self.files}
-        load(state, storage_reader=HuggingFaceStorageReader(str(self.checkpoint.folder)))
+        with warnings.catch_warnings(action="ignore"):  # about no_dist: the tensors tell each process its part
+            load(state, storage_reader=HuggingFaceStorageReader(str(self.checkpoint.folder)), no_dist=True)
 
     def gathered(self) -> Iterator[FileTensor]:
         """Yield all tensors in the order of the files. All processes exhaust it together."""
