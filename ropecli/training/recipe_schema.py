@@ -208,11 +208,6 @@ class Recipe(_Text):
         return self
 
     @property
-    def weighs_in_windows(self) -> bool:
-        """Whether longce reads short contexts in windows; with gaps in the positions it reads what is between them."""
-        return self.loss == "longce" and self.positions == "full"
-
-    @property
     def sources(self) -> tuple[RecipeSource, ...]:
         """The sources of the mixture; `data` is a mixture of one."""
         if self.data is None:
