@@ -197,10 +197,7 @@ def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int, pretra
         return sum(width * keys * (1 - keys / (2 * length)) for width, keys in seen)
 
     passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no weight gradient
-    windows: Iterable[tuple[int, int]] = ()
-    if recipe.loss == "longce":  # with gaps, the parts share a pass
-        in_windows = recipe.positions == "full"
-        windows = short_context(pretraining_length).windows(length) if in_windows else [(0, length)]
+    windows = short_context(pretraining_length).windows(length) if recipe.loss == "longce" else ()
     read = sum((stop - start) / length * (shape.matmul + attended(stop - start)) for start, stop in windows)
     return 2.0 * tokens * (passes * shape.matmul + 3 * attended(length) + read)
 
