@@ -4,7 +4,7 @@ fake_step.py counts what a step allocates. The memory of the optimizer and the e
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
