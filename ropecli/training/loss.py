@@ -151,8 +151,7 @@ class LongContextLoss(NextTokenLoss):
     loss, so that runs and lengths can be compared; without gradients it is a NextTokenLoss.
 
     short_context: how each sequence is read again, without gradients, before each pass: in windows, in which packed
-    documents do not see one another. A sequence with gaps in its positions is read in the parts between them, each by
-    itself: a token's weight then tells what the parts before bring it.
+    documents do not see one another. Sequences are whole, without gaps.
     """
 
     def __init__(self, model: "PreTrainedModel", short_context: ShortContext, cap: float, **options: Any) -> None:
@@ -177,39 +176,30 @@ class LongContextLoss(NextTokenLoss):
 
         Reads the same windows whatever the documents are, since processes that share weights read together.
         """
-        ids, labels, positions = batch.ids, batch.labels, batch.positions
-        if positions is not None and not batch.packed:
-            begins = torch.where(_restarts(positions), positions, 0).cummax(1).values
-            losses = self._losses_of(self.hidden(ids, positions - begins, packed=True), slice(None), labels)
-            return losses.masked_fill(begins == 0, math.nan)
+        ids, positions = batch.ids, batch.positions if batch.packed else None
         losses = torch.full(ids.shape, math.nan, device=ids.device)
         first = self._context.tokens - 1
         for start, stop in self._context.windows(ids.shape[1]):
             part = None if positions is None else _from_zero(positions[:, start:stop])
             outputs = self.hidden(ids[:, start:stop], part, packed=part is not None)
             scored = slice(start + first, stop - 1)
-            losses[:, scored] = self._losses_of(outputs, slice(first, -1), labels[:, scored])
+            with torch.autocast(ids.device.type, enabled=False):
+                hidden = outputs.last_hidden_state[:, first:-1].to(self.split.head.weight.dtype)
+                parts = [
+                    self._losses(outputs, hidden[:, chunk], batch.labels[:, scored][:, chunk])
+                    for chunk in self._chunks(hidden)
+                ]
+            losses[:, scored] = torch.cat(parts, dim=1)
             if positions is not None:  # a document that begins within the window is read whole
                 whole = positions[:, scored] <= torch.arange(first, stop - 1 - start, device=ids.device)
                 losses[:, scored] = losses[:, scored].masked_fill(whole, math.nan)
         return losses
 
-    def _losses_of(self, outputs: Any, tokens: slice, labels: torch.Tensor) -> torch.Tensor:
-        """Loss of each of these tokens' labels, nats, shape (batch, tokens)."""
-        hidden = outputs.last_hidden_state[:, tokens].to(self.split.head.weight.dtype)
-        with torch.autocast(hidden.device.type, enabled=False):
-            parts = [self._losses(outputs, hidden[:, chunk], labels[:, chunk]) for chunk in self._chunks(hidden)]
-        return torch.cat(parts, dim=1)
-
-
-def _restarts(positions: torch.Tensor) -> torch.Tensor:
-    """Whether each position does not follow the one before; shape (batch, tokens)."""
-    return positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
-
 
 def _from_zero(positions: torch.Tensor) -> torch.Tensor:
     """The positions of a part of packed documents, whose first document may have begun before it."""
-    return torch.where(_restarts(positions).cumsum(1) > 0, positions, positions - positions[:, :1])
+    restarts = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
+    return torch.where(restarts.cumsum(1) > 0, positions, positions - positions[:, :1])
 
 
 def _weighted_sum(losses: torch.Tensor, weigh: Weighting, chunk: slice) -> torch.Tensor:

@@ -201,16 +201,9 @@ class Recipe(_Text):
             raise ValueError(" ".join(messages.values()))
         if any((source.keep_short < 1) != (source.long_from is not None) for source in self.sources):
             raise ValueError("long_from, the minimum length of long documents, and keep_short below 1 need each other")
-        if self.positions != "full" and self.packs:
-            raise ValueError("positions with gaps cannot be combined with --sequences packed")
-        if self.positions == "randomized" and self.loss == "longce":
-            raise ValueError("loss: longce needs --positions full or pose")
+        if self.positions != "full" and (self.packs or self.loss == "longce"):
+            raise ValueError("positions with gaps cannot be combined with --sequences packed or loss: longce")
         return self
-
-    @property
-    def weighs_in_windows(self) -> bool:
-        """Whether longce reads short contexts in windows; with gaps in the positions it reads what is between them."""
-        return self.loss == "longce" and self.positions == "full"
 
     @property
     def sources(self) -> tuple[RecipeSource, ...]:

@@ -68,7 +68,7 @@ class Stage:
     def describe_data(self, stream: Stream) -> list[str]:
         """A sentence per source, and what the training reaches. The first may be a warning."""
         read = self.positions
-        weighed = short_context(read.pretraining_length).tokens if self.recipe.weighs_in_windows else None
+        weighed = short_context(read.pretraining_length).tokens if self.recipe.loss == "longce" else None
         return stream.summary(read.pretraining_length, read.context_length, weighed)
 
     def _why_unpackable(self) -> str:
@@ -163,7 +163,7 @@ def _plan_stage(
     position_span = recipe.window or context_length
     length = recipe.length or (context_length if recipe.positions == "full" else pretraining_length)
     refuse_impossible_positions(recipe.positions, length, position_span, recipe.pose_chunks)
-    if recipe.weighs_in_windows and length <= (first := short_context(pretraining_length).first):
+    if recipe.loss == "longce" and length <= (first := short_context(pretraining_length).first):
         raise RecipeError(
             f"--length is {length}; loss: longce needs more than {first}, the pretraining length and a quarter."
         )
@@ -174,7 +174,7 @@ def _plan_stage(
         )
     stage = Stage(number, recipe, checkpoint, plan, in_effect, positions, remapping, length, position_span)
     if recipe.packs or recipe.positions != "full":
-        stage.prove_positions(packed=recipe.packs or recipe.loss == "longce")
+        stage.prove_positions(packed=recipe.packs)
     return stage
 
 

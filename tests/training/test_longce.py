@@ -83,41 +83,8 @@ def test_value_and_gradient_are_those_of_brute_force(model, by_document, cap, be
         assert loss_of(IDS, labels, **packed).item() == NextTokenLoss(model)(IDS, labels, **packed).item()
 
 
-@pytest.mark.parametrize("by_document", [False, True])
-def test_with_gaps_the_parts_are_the_short_context(model, by_document):
-    """The second sequence has three parts."""
-    positions = torch.arange(61).repeat(2, 1)
-    positions[0, 20:] += 900
-    positions[1, 9:] += 30
-    positions[1, 50:] += 400
-    labels = torch.nn.functional.pad(IDS[:, 1:], (0, 1), value=UNSCORED)
-    counts = torch.tensor([4, 9])[(torch.arange(61) > 20).long()].expand_as(IDS) if by_document else None
-
-    def losses(ids, labels, positions):
-        mask = torch.ones_like(ids)
-        logits = model(input_ids=ids, position_ids=positions, attention_mask=mask).logits
-        return cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=UNSCORED)
-
-    plain, weights = losses(IDS, labels, positions), torch.ones(IDS.shape, dtype=torch.float64)
-    for row, borders in enumerate(([0, 20, 61], [0, 9, 50, 61])):
-        for start, stop in [*pairwise(borders)][1:]:
-            part = IDS[row : row + 1, start:stop], labels[row : row + 1, start:stop], torch.arange(stop - start)[None]
-            with torch.no_grad():
-                weights[row, start:stop] = (losses(*part)[0] - plain[row, start:stop]).exp().clamp(max=2.0)
-    assert weights.max() == 2.0 > 1 > weights.min()
-    model.zero_grad()
-    (weights * plain / (1 if counts is None else counts)).sum().backward()
-    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    model.zero_grad()
-    loss = LongContextLoss(model, SHORT, 2.0)(IDS, labels, positions, document_labels=counts)
-    loss.backward()
-    assert loss.item() == pytest.approx(plain.sum().item(), rel=1e-6)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-5)
-
-
 WRONG = {
-    "gaps": ({"positions": "randomized"}, "needs --positions full or pose"),
+    "gaps": ({"positions": "pose"}, "cannot be combined"),
     "short sequences": ({"length": 80}, "--length is 80; loss: longce needs more than 80"),
 }
 

@@ -71,7 +71,6 @@ LOSSES = {
     "next-token": {},
     "longce": {"loss": "longce", "length": 96},
     "longce, packed": PACKED_LONGCE,
-    "longce, gaps": {"loss": "longce", "length": 96, "positions": "pose"},
     "by document": {"loss_weighting": "documents"},
 }
 

@@ -4,7 +4,7 @@ fake_step.py counts what a step allocates. The memory of the optimizer and the e
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -197,11 +197,7 @@ def flops_of(shape: ModelShape, recipe: Recipe, length: int, tokens: int, pretra
         return sum(width * keys * (1 - keys / (2 * length)) for width, keys in seen)
 
     passes = 3 if recipe.adapter == "none" else 2  # frozen matrices get no weight gradient
-    windows: Iterable[tuple[int, int]] = ()
-    if recipe.loss == "longce":  # with gaps, the parts share a pass
-        windows = [(0, length)]
-        if recipe.weighs_in_windows:
-            windows = short_context(pretraining_length).windows(length)
+    windows = short_context(pretraining_length).windows(length) if recipe.loss == "longce" else ()
     read = sum((stop - start) / length * (shape.matmul + attended(stop - start)) for start, stop in windows)
     return 2.0 * tokens * (passes * shape.matmul + 3 * attended(length) + read)
 
