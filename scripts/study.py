@@ -31,9 +31,10 @@ WAYS = {
     "half": f"{LONGCE} --steps 56",  # the time of pose-longce
     "short": SHORT,
     "pose": f"{SHORT} --positions pose",
-    "pose-longce": f"{SHORT} --positions pose {LONGCE}",
 }
-PAIRS = [("pose-longce", other) for other in ("longce", "half", "pose", "short")]
+GAPS = "pose-longce"
+"""LongCE on positions with gaps, which went by this table: trained with commit a9e8ba81."""
+PAIRS = [(GAPS, other) for other in ("longce", "half", "pose", "short")]
 LENGTHS = (256, 512, 1024)
 CLASSES = ("far", "far, false", "ordinary")
 MEASURES = {
@@ -63,7 +64,7 @@ def train(ways: Sequence[str]) -> None:
 def measure() -> None:
     REPORTS.mkdir(exist_ok=True)
     for seed in SEEDS:
-        trained = [f"{RUNS}/{way}-{seed}" for way in WAYS]
+        trained = [f"{RUNS}/{way}-{seed}" for way in (*WAYS, GAPS)]
         models = ["demo", f"{RUNS}/patched", *(each for each in trained if Path(each, "config.json").exists())]
         for name, words in MEASURES.items():
             output = REPORTS / f"{name}-{seed}.json"
@@ -75,7 +76,7 @@ class Ways:
     """The reports of a measure: of the base, of what is patched, and of each way, one per seed."""
 
     def __init__(self, name: str) -> None:
-        self.of: dict[str, list[Any]] = {way: [] for way in WAYS}
+        self.of: dict[str, list[Any]] = {way: [] for way in (*WAYS, GAPS)}
         for path in sorted(REPORTS.glob(f"{name}-*.json")):
             self.base, self.patched, *reports = read_reports([path])
             for report in reports:
@@ -94,7 +95,7 @@ def table() -> Table:
     at_own = tail.base.cells[0]
     before = np.array(variables.patched.cells[-1].sums)
     rows = []
-    for way in ("patched", *(way for way in WAYS if recall.of[way])):
+    for way in ("patched", *(way for way in (*WAYS, GAPS) if recall.of[way])):
         recalls = [
             _words(np.array(reference.absent.sums) - recall.mean(way, far_at(length)), np.array(reference.gains))
             for length in LENGTHS
