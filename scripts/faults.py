@@ -121,7 +121,6 @@ FAULTS: list[tuple[str, str]] = [
     ('options["attention_mask"] = torch.ones_like(ids)', "pass"),
     ("changed = [key for key in keys if old.get(key, _ABSENT) != new.get(key, _ABSENT)]", "changed = []"),
     ("length, launch).total <= _USABLE * memory", "length, launch).total <= memory"),
-    ("slice(start, start + size) for start, size", "slice(0, size) for start, size"),
     ("if verdict.verdict == UNCLEAR:\n        rest", "if False:\n        rest"),
     ("exact = all(len(names) == 1 for names in matches) and len(matches) == len(files)", "exact = True"),
     ("4 * largest * processes // launch.world", "4 * largest * processes"),
