@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ropecli.cli import terminal
 from ropecli.cli.terminal import shown_progress
 from ropecli.cli.typer_command import as_command, take_words
-from ropecli.commands import find_command
+from ropecli.commands import find_command, summary_of
 from ropecli.errors import RopecliError, did_you_mean
 from ropecli.ranks import read_ranks
 
@@ -62,6 +62,15 @@ _PANELS = {name: panel for panel, members in _COMMANDS.items() for name in membe
 
 class _Commands(TyperGroup):
     """The subcommands, each made when it is needed."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """With the subcommands' summaries alone, which needs no import of their modules."""
+        made = self.commands
+        self.commands = {
+            name: TyperCommand(name, help=summary_of(name), rich_help_panel=panel) for name, panel in _PANELS.items()
+        }
+        super().format_help(ctx, formatter)
+        self.commands = made
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_PANELS)
@@ -114,8 +123,7 @@ def _print_guide(given: bool) -> None:
     if given:
         for commands in _COMMANDS.values():
             for name, (_, example, _) in commands.items():
-                summary, _, _ = (find_command(name).__doc__ or "").partition("\n")
-                typer.echo(f"{summary}\n  {f'ropecli {name} {example}'.rstrip()}")
+                typer.echo(f"{summary_of(name)}\n  {f'ropecli {name} {example}'.rstrip()}")
         typer.echo(_GUIDE.rstrip())
         raise typer.Exit
 

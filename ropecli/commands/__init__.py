@@ -5,7 +5,9 @@ signatures.
 """
 
 import importlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _MEASURE = ("compare", "eval_ppl", "needle", "ruler")
@@ -16,8 +18,19 @@ COMMANDS = (
 
 
 def find_command(name: str) -> Callable[..., Any]:
-    """The function of this name, eval_ppl or eval-ppl. Imports its module."""
+    """The function of this name, eval_ppl or eval-ppl. Imports its module, which has the same name."""
     name = name.replace("-", "_")
-    module = importlib.import_module(f"{__name__}.{'measure' if name in _MEASURE else name}")
-    function: Callable[..., Any] = getattr(module, name)
+    function: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{_module_of(name)}"), name)
     return function
+
+
+def summary_of(name: str) -> str:
+    """The first line of the command's docstring, without importing its module."""
+    name = name.replace("-", "_")
+    text = (Path(__file__).parent / f"{_module_of(name)}.py").read_text(encoding="utf-8")
+    found = re.search(rf'^def {name}\(.*?"""(.*?)(?:\n|""")', text, re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
+
+
+def _module_of(name: str) -> str:
+    return "measure" if name in _MEASURE else name
