@@ -2,14 +2,15 @@
 """What teaches far reading: trains `demo` in several ways with several seeds, measures all, and prints the table.
 
     scripts/study.py [WAY ...]      # trains what runs/study lacks; 6 to 20 minutes of one core for a run
-    scripts/study.py measure        # measures what is trained, 90 seconds each, into scripts/study_reports
-    scripts/study.py table          # prints the table of recipes/README.md from these reports
+    scripts/study.py measure        # measures what is not in scripts/study_reports, 90 seconds each
+    scripts/study.py table          # prints the tables of recipes/README.md from these reports
 
-`demo` is patched with yarn ×8 for 1,024 tokens. All ways but `half` train on 100 steps of 8,192 tokens, by the recipe
-`demo`. A killed run starts anew. Runs and reports that are there stay: delete the reports of a seed to measure it with
-a new way. STUDY_SEEDS selects seeds, such as "0 1".
+`demo` is patched with yarn ×8 for 1,024 tokens. Ways without --steps train on 100 steps of 8,192 tokens, by the recipe
+`demo`. A killed run starts anew; runs and reports that are there stay. STUDY_SEEDS selects seeds, such as "0 1".
 """
 
+import ast
+import json
 import os
 import shutil
 import subprocess
@@ -20,25 +21,51 @@ from typing import Any
 
 import numpy as np
 
+from ropecli.checkpoint.opening import open_checkpoint
+from ropecli.data.sources import Source
+from ropecli.data.stream import open_stream
 from ropecli.evaluation.statistics import ratio_interval, score_difference
+from ropecli.live.loading import load_tokenizer
+from ropecli.names import DEMO_TRAIN
 from ropecli.reporting.report_files import read_reports
 from ropecli.table import Table, markdown
+from ropecli.training.recipe_schema import make_recipe
 
 RUNS, REPORTS = Path("runs/study"), Path(__file__).with_name("study_reports")
 SEEDS = os.environ.get("STUDY_SEEDS", "0 1 2").split()
-LONGCE, SHORT = "--set loss=longce --set longce_cap=2", "--length 256 --set batch_size=32"
+CAP, SHORT = "--set loss=longce --set longce_cap=", "--length 256 --set batch_size=32"
+LONGCE = f"{CAP}2"
+PACKED = f"--data {RUNS}/mixture.jsonl --sequences packed --steps 40"
+ANSWERS = f"--data {RUNS}/answers.jsonl --steps 40"
 WAYS = {
     "plain": "",
+    "cap1.5": f"{CAP}1.5",
     "longce": LONGCE,
+    "cap3": f"{CAP}3",
+    "cap5": f"{CAP}5",
+    "rate": f"{LONGCE} --lr 1e-3",
+    "lora": f"{LONGCE} --adapter lora --lr 2e-3",
+    "lora-low": f"{LONGCE} --adapter lora --lr 3e-4",
     "half": f"{LONGCE} --steps 56",  # in the time of GAPS
     "short": SHORT,
+    "mid": "--length 512 --set batch_size=16",
     "pose": f"{SHORT} --positions pose",
+    "mix": PACKED,
+    "mix-longce": f"{PACKED} {LONGCE}",
+    "answers": ANSWERS,
+    "answers-longce": f"{ANSWERS} {LONGCE}",
 }
-GAPS = "pose-longce"
-"""LongCE on positions with gaps, which went by this table: trained with commit a9e8ba81."""
-ALL = (*WAYS, GAPS)
+GAPS, EXACT = "pose-longce", ("mix-exact-0.15", "mix-exact-1")
+"""What went by these tables: LongCE on positions with gaps, trained with commit a9e8ba81, and EXACT's weights."""
+ALL = (*WAYS, GAPS, *EXACT)
 PAIRS = [(GAPS, other) for other in ("longce", "half", "pose", "short")]
-LENGTHS = (256, 512, 1024)
+PAIRS += [("longce", other) for other in ("plain", "cap1.5", "cap3", "cap5", "rate", "lora", "lora-low")]
+PAIRS += [("plain", "mid"), ("plain", "short"), ("answers-longce", "answers")]
+PAIRS += [(way, "mix") for way in ("mix-longce", *EXACT)]
+CHOICE = ("plain", "cap1.5", "longce", "cap3", "cap5")
+"""The cap is chosen among these, on documents of the training text that no run reads."""
+LENGTH, LENGTHS = 1024, (256, 512, 1024)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CLASSES = ("far", "far, false", "ordinary")
 MEASURES = {
     "recall": "eval-ppl --protocol recall --lengths 256,512,1024 --data demo --max-documents 32",
@@ -46,6 +73,7 @@ MEASURES = {
     "short": "eval-ppl --protocol prefix --lengths 256 --data demo --max-documents 32",
     "variables": "ruler --tasks vt --mode rank --lengths 1024 --samples 50",
 }
+CHOOSE = f"eval-ppl --protocol recall --lengths 256,512,1024 --data {RUNS}/unseen.jsonl"
 
 
 def ropecli(words: str) -> None:
@@ -56,6 +84,7 @@ def ropecli(words: str) -> None:
 def train(ways: Sequence[str]) -> None:
     if not (RUNS / "patched").exists():
         ropecli(f"patch demo --method yarn --factor 8 --target-length 1024 --output {RUNS}/patched")
+        write_data()
     for seed in SEEDS:
         for way in ways:
             output = RUNS / f"{way}-{seed}"
@@ -67,12 +96,61 @@ def train(ways: Sequence[str]) -> None:
 def measure() -> None:
     REPORTS.mkdir(exist_ok=True)
     for seed in SEEDS:
-        trained = [f"{RUNS}/{way}-{seed}" for way in ALL]
-        models = ["demo", f"{RUNS}/patched", *(each for each in trained if Path(each, "config.json").exists())]
         for name, words in MEASURES.items():
-            output = REPORTS / f"{name}-{seed}.json"
-            if not output.exists():
-                ropecli(f"{words} {' '.join(models)} --baseline demo --output {output} --quiet")
+            _measure(REPORTS / f"{name}-{seed}.json", words, ALL, seed)
+        _measure(REPORTS / f"choice-{seed}.json", CHOOSE, CHOICE, seed)
+
+
+def _measure(output: Path, words: str, ways: Sequence[str], seed: str) -> None:
+    """Add what is trained and not yet in a file of reports."""
+    trained = [path for path in (RUNS / f"{way}-{seed}" for way in ways) if (path / "config.json").exists()]
+    models, stored, new = [str(path) for path in (RUNS / "patched", *trained)], None, RUNS / "new.json"
+    if output.exists():
+        stored = json.loads(output.read_text())
+        there = {report["checkpoint"] for report in stored["reports"]}
+        models = [model for model in models if model not in there]
+    if models:
+        ropecli(f"{words} demo {' '.join(models)} --baseline demo --output {new} --quiet")
+        reports = json.loads(new.read_text())
+        if stored:
+            reports["reports"] = [*stored["reports"], *reports["reports"][1:]]
+        output.write_text(json.dumps(reports, ensure_ascii=False, separators=(",", ":")) + "\n")
+        new.unlink()
+
+
+def write_data() -> None:
+    """What the ways but the first train on, and the documents for the choice, of demo's training text.
+
+    mixture: every other file whole, of the rest each function. answers: a function's body after up to 2,600 characters
+    before it. unseen: 24 files of two sequences or more of which no run trains on any.
+    """
+    mixture, answers, unseen = [], [], []
+    tokenizer = load_tokenizer(open_checkpoint("demo"))
+    trained: set[bytes] = set()
+    for seed in (0, 1, 2):
+        recipe = make_recipe(Path("recipes/finetune/demo.yaml"), {"seed": seed})
+        trained |= {row.tobytes() for row in open_stream(recipe, tokenizer, LENGTH, LENGTH).batch(range(800)).ids}
+    for index, (_, text) in enumerate(Source(DEMO_TRAIN).texts()):
+        ids = np.array(tokenizer(text)["input_ids"])
+        sequences = [ids[at : at + LENGTH].tobytes() for at in range(0, len(ids) - LENGTH + 1, LENGTH)]
+        if len(sequences) > 1 and trained.isdisjoint(sequences):
+            unseen.append({"text": text})
+        try:
+            nodes = list(ast.walk(ast.parse(text)))
+        except SyntaxError:
+            continue
+        lines = text.splitlines(keepends=True)
+        functions = [(node.lineno, node.end_lineno) for node in nodes if isinstance(node, FUNCTIONS)]
+        mixture += (
+            [{"text": "".join(lines[start - 1 : end])} for start, end in functions] if index % 2 else [{"text": text}]
+        )
+        for start, end in functions[-3:]:
+            prompt, completion = "".join(lines[:start])[-2600:], "".join(lines[start:end])
+            if len(prompt) >= 2000 and 100 <= len(completion) <= 900:
+                answers.append({"prompt": prompt, "completion": completion})
+    step = len(unseen) // 24
+    for name, rows in (("mixture", mixture), ("answers", answers), ("unseen", unseen[::step][:24])):
+        (RUNS / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 class Ways:
@@ -85,9 +163,24 @@ class Ways:
             for report in reports:
                 self.of[Path(report.checkpoint).name.rpartition("-")[0]].append(report)
 
-    def mean(self, way: str, sums_of: Callable[[Any], np.ndarray]) -> np.ndarray:
-        """The mean over the seeds, of each document."""
-        return np.mean([sums_of(report) for report in self.of.get(way) or [self.patched]], axis=0)
+    def mean(self, way: str, sums_of: Callable[[Any], np.ndarray], seeds: int | None = None) -> np.ndarray:
+        """The mean over the first seeds, or over all of them, of each document."""
+        return np.mean([sums_of(report) for report in (self.of.get(way) or [self.patched])[:seeds]], axis=0)
+
+
+def choice() -> Table:
+    """The caps on documents that no run trains on: recall, and the loss of passages that stand nowhere before."""
+    measured = Ways("choice")
+    reference = measured.patched.reference
+    assert reference is not None
+    absent, gains = np.array(reference.absent.sums), np.array(reference.gains)
+    rows = []
+    for way in ("patched", *(way for way in CHOICE if measured.of[way])):
+        recalls = [_words(absent - measured.mean(way, far_at(length)), gains) for length in LENGTHS]
+        ordinary = absent - measured.mean(way, lambda report: np.array(report.arm("absent", LENGTH).sums))
+        rows.append([way, *recalls, _words(ordinary, np.array(reference.absent.weights))])
+    heads = ["way", *(f"recall at {length:,}" for length in LENGTHS), "ordinary at 1,024"]
+    return Table("Choice of the cap", heads, rows, [])
 
 
 def table() -> Table:
@@ -140,14 +233,14 @@ def _words(sums: np.ndarray, weights: np.ndarray, *, percent: bool = False) -> s
 
 
 def differences() -> Table:
-    """Paired differences of recall between ways."""
+    """Paired differences of recall between ways, over the seeds that both have."""
     recall = Ways("recall")
     reference = recall.patched.reference
     assert reference is not None
     rows = []
     for one, other in PAIRS:
-        if recall.of[one] and recall.of[other]:
-            means = [(recall.mean(other, far_at(at)), recall.mean(one, far_at(at))) for at in LENGTHS]
+        if seeds := min(len(recall.of[way]) for way in (one, other)):
+            means = [tuple(recall.mean(way, far_at(at), seeds) for way in (other, one)) for at in LENGTHS]
             rows.append([f"{one} − {other}", *(_words(more - less, np.array(reference.gains)) for more, less in means)])
     return Table("Differences of recall", ["ways", *(f"{length:,}" for length in LENGTHS)], rows, [])
 
@@ -157,6 +250,6 @@ if __name__ == "__main__":
     if words == ["measure"]:
         measure()
     elif words == ["table"]:
-        print(f"{markdown(table())}\n\n{markdown(differences())}")
+        print("\n\n".join(map(markdown, (table(), differences(), choice()))))
     else:
         train(words or list(WAYS))

@@ -129,7 +129,7 @@ class Recipe(_Text):
         description="longce: more weight on tokens that need a long context; a step takes about twice as long",
     )
     longce_cap: Annotated[float, Only("loss", ("longce",))] = Field(
-        5.0, gt=1, allow_inf_nan=False, description="largest weight of a token; 5 in the paper"
+        2.0, gt=1, allow_inf_nan=False, description="largest weight of a token; 5 in the paper, which copies too much"
     )
     loss_weighting: Literal["tokens", "documents"] = Field(
         "tokens", description="what counts the same in a step: each scored token, or each document, as in LongAlign"
