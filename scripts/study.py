@@ -198,7 +198,7 @@ def table() -> Table:
     at_own = tail.base.cells[0]
     before = np.array(variables.patched.cells[-1].sums)
     rows = []
-    for way in ("patched", *(way for way in ALL if recall.of[way])):
+    for way in ("patched", *(way for way in ALL if recall.of[way] and short.of[way])):
         recalls = [
             _words(np.array(reference.absent.sums) - recall.mean(way, far_at(length)), np.array(reference.gains))
             for length in LENGTHS
