@@ -24,6 +24,7 @@ import numpy as np
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.data.sources import Source
 from ropecli.data.stream import open_stream
+from ropecli.evaluation.report import Reference
 from ropecli.evaluation.statistics import ratio_interval, score_difference
 from ropecli.live.loading import load_tokenizer
 from ropecli.names import DEMO_TRAIN
@@ -60,7 +61,7 @@ WAYS = {
     "answers-longce": f"{ANSWERS} {LONGCE}",
 }
 GAPS, EXACT = "pose-longce", "mix-exact-0.15"
-"""What went by these tables: LongCE on positions with gaps, trained with commit a9e8ba81, and EXACT's weights."""
+"""Ways that ropecli does not have: LongCE on positions with gaps (commit a9e8ba81) and EXACT's weights (a prototype)."""
 ALL = (*WAYS, GAPS, EXACT)
 PAIRS = [(GAPS, other) for other in ("longce", "half", "pose", "short")]
 PAIRS += [("longce", other) for other in ("plain", "cap1.5", "cap3", "cap5", "rate", "lora", "lora-low")]
@@ -71,13 +72,14 @@ CHOICE = ("plain", "cap1.5", "longce", "cap3", "cap5")
 LENGTH, LENGTHS = 1024, (256, 512, 1024)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CLASSES = ("far", "far, false", "ordinary")
+RECALL = "eval-ppl --protocol recall --lengths 256,512,1024"
 MEASURES = {
-    "recall": "eval-ppl --protocol recall --lengths 256,512,1024 --data demo --max-documents 32",
+    "recall": f"{RECALL} --data demo --max-documents 32",
     "tail": "eval-ppl --protocol tail --lengths 256,512,1024 --data demo --max-documents 32",
     "short": "eval-ppl --protocol prefix --lengths 256 --data demo --max-documents 32",
     "variables": "ruler --tasks vt --mode rank --lengths 1024 --samples 50",
 }
-CHOOSE = f"eval-ppl --protocol recall --lengths 256,512,1024 --data {RUNS}/unseen.jsonl"
+CHOOSE = f"{RECALL} --data {RUNS}/unseen.jsonl"
 
 
 def ropecli(words: str) -> None:
@@ -86,7 +88,9 @@ def ropecli(words: str) -> None:
 
 
 def train(ways: Sequence[str]) -> None:
-    if not (RUNS / "patched").exists():
+    if not (RUNS / "unseen.jsonl").exists():  # written last
+        for name in ("patched", "chat"):
+            shutil.rmtree(RUNS / name, ignore_errors=True)
         ropecli(f"patch demo --method yarn --factor 8 --target-length 1024 --output {RUNS}/patched")
         shutil.copytree(RUNS / "patched", RUNS / "chat")
         (RUNS / "chat/chat_template.jinja").write_text(TEMPLATE)
@@ -126,7 +130,7 @@ def _measure(output: Path, words: str, ways: Sequence[str], seed: str) -> None:
 
 
 def write_data() -> None:
-    """What the ways but the first train on, and the documents for the choice, of demo's training text.
+    """Write what `mix` and `answers` train on, and the documents for the choice, all of demo's training text.
 
     mixture: every other file whole, of the rest each function. answers: a function's body after up to 2,600 characters
     before it. unseen: 24 files of two sequences or more of which no run trains on any.
@@ -174,18 +178,28 @@ class Ways:
         """The mean over the first seeds, or over all of them, of each document."""
         return np.mean([sums_of(report) for report in (self.of.get(way) or [self.patched])[:seeds]], axis=0)
 
+    @property
+    def reference(self) -> Reference:
+        """Of recall, the base's losses."""
+        assert self.patched.reference is not None
+        return self.patched.reference
+
+    def recalls(self, way: str) -> list[str]:
+        """Recall at each of LENGTHS."""
+        absent, gains = np.array(self.reference.absent.sums), np.array(self.reference.gains)
+        return [_words(absent - self.mean(way, far_at(length)), gains) for length in LENGTHS]
+
 
 def choice() -> Table:
     """The caps on documents that no run trains on: recall, and the loss of passages that stand nowhere before."""
     measured = Ways("choice")
-    reference = measured.patched.reference
-    assert reference is not None
-    absent, gains = np.array(reference.absent.sums), np.array(reference.gains)
+    absent = measured.reference.absent
     rows = []
     for way in ("patched", *(way for way in CHOICE if measured.of[way])):
-        recalls = [_words(absent - measured.mean(way, far_at(length)), gains) for length in LENGTHS]
-        ordinary = absent - measured.mean(way, lambda report: np.array(report.arm("absent", LENGTH).sums))
-        rows.append([way, *recalls, _words(ordinary, np.array(reference.absent.weights))])
+        ordinary = np.array(absent.sums) - measured.mean(
+            way, lambda report: np.array(report.arm("absent", LENGTH).sums)
+        )
+        rows.append([way, *measured.recalls(way), _words(ordinary, np.array(absent.weights))])
     heads = ["way", *(f"recall at {length:,}" for length in LENGTHS), "ordinary at 1,024"]
     return Table("Choice of the cap", heads, rows, [])
 
@@ -193,16 +207,10 @@ def choice() -> Table:
 def table() -> Table:
     """Means over the seeds, with 95% intervals over documents."""
     recall, tail, short, variables = map(Ways, MEASURES)
-    reference = recall.patched.reference
-    assert reference is not None
     at_own = tail.base.cells[0]
     before = np.array(variables.patched.cells[-1].sums)
     rows = []
     for way in ("patched", *(way for way in ALL if recall.of[way] and short.of[way])):
-        recalls = [
-            _words(np.array(reference.absent.sums) - recall.mean(way, far_at(length)), np.array(reference.gains))
-            for length in LENGTHS
-        ]
         classes = []
         for name in CLASSES:
             of_base = next(each for each in at_own.by_class if each.task == name)
@@ -217,7 +225,7 @@ def table() -> Table:
         if way != "patched":
             change, low, high = score_difference(found - before)
             score += f", {100 * change:+.0f} ({100 * low:+.0f} to {100 * high:+.0f})"
-        rows.append([way, str(len(recall.of.get(way, [0]))), *recalls, *classes, *changes, score])
+        rows.append([way, str(len(recall.of.get(way, [0]))), *recall.recalls(way), *classes, *changes, score])
     heads = ["way", "seeds", *(f"recall at {length:,}" for length in LENGTHS), *CLASSES, "cost", "tail", "variables"]
     return Table("What teaches far reading", heads, rows, [])
 
@@ -242,13 +250,12 @@ def _words(sums: np.ndarray, weights: np.ndarray, *, percent: bool = False) -> s
 def differences() -> Table:
     """Paired differences of recall between ways, over the seeds that both have."""
     recall = Ways("recall")
-    reference = recall.patched.reference
-    assert reference is not None
+    gains = np.array(recall.reference.gains)
     rows = []
     for one, other in PAIRS:
         if seeds := min(len(recall.of[way]) for way in (one, other)):
             means = [tuple(recall.mean(way, far_at(at), seeds) for way in (other, one)) for at in LENGTHS]
-            rows.append([f"{one} − {other}", *(_words(more - less, np.array(reference.gains)) for more, less in means)])
+            rows.append([f"{one} − {other}", *(_words(more - less, gains) for more, less in means)])
     return Table("Differences of recall", ["ways", *(f"{length:,}" for length in LENGTHS)], rows, [])
 
 
