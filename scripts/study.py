@@ -61,7 +61,7 @@ WAYS = {
     "answers-longce": f"{ANSWERS} {LONGCE}",
 }
 GAPS, EXACT = "pose-longce", "mix-exact-0.15"
-"""Ways that ropecli does not have: LongCE on positions with gaps (commit a9e8ba81) and EXACT's weights (a prototype)."""
+"""Not in ropecli: LongCE on positions with gaps (commit a9e8ba81), and EXACT's weights (a prototype)."""
 ALL = (*WAYS, GAPS, EXACT)
 PAIRS = [(GAPS, other) for other in ("longce", "half", "pose", "short")]
 PAIRS += [("longce", other) for other in ("plain", "cap1.5", "cap3", "cap5", "rate", "lora", "lora-low")]
