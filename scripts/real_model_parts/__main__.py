@@ -37,18 +37,23 @@ _RULER = f"--data {WORK}/calibration --dtype bfloat16 --resume --tasks"
 class Step(NamedTuple):
     """minutes: on two cores with AMX for bfloat16; with AVX512-BF16 alone, measuring takes three times as long.
 
-    command: of ropecli. folder: the checkpoint that it writes in WORK; without one, it writes a report.
+    command: of the program. folder: the checkpoint that it writes in WORK; without one, it writes a report.
     """
 
     minutes: float
     command: str
     folder: str = ""
+    program: str = "ropecli"
 
     def output(self, name: str) -> Path:
         return WORK / (self.folder or f"reports/{name}.json")
 
+    def words(self, name: str) -> str:
+        return f"{self.program} {self.command} --output {self.output(name)}"
+
     def is_done(self, name: str) -> bool:
-        return (self.output(name) / "config.json" if self.folder else self.output(name)).exists()
+        made = "extend.json" if self.command.startswith("extend") else "config.json"
+        return (self.output(name) / made if self.folder else self.output(name)).exists()
 
 
 STEPS = {
@@ -122,6 +127,20 @@ STEPS = {
     "extend-16k": Step(
         30, f"extend {_MODEL} {_HELD_OUT} --length 16k --serve llama.cpp --max-short-cost 20 --resume", "SmolLM2-16k"
     ),
+    # in float32, on two cores with AVX2 alone
+    "extend-16k-trained": Step(
+        180,
+        f"extend {_MODEL} --data {WORK}/texts --max-documents 8 --length 16k --serve llama.cpp --dtype float32 "
+        "--budget 60m --train 75m --resume",
+        "SmolLM2-16k-trained",
+    ),
+    "versions-16k-extended": Step(25, f"eval-ppl {WORK}/SmolLM2-16k-trained {_AT_16K.replace('bfloat16', 'float32')}"),
+    "served-16k": Step(
+        150,
+        f"{WORK}/SmolLM2-16k-trained --base {_MODEL} --versions {WORK}/versions/16k "
+        f"--texts {WORK}/held-out {WORK}/calibration",
+        program="python -m real_model_parts.served",
+    ),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,
@@ -143,7 +162,7 @@ def main() -> None:
         parser.error(f"unknown step {sorted(unknown)[0]}; expected make, {', '.join(STEPS)}")
     if asked.list:
         for name, step in STEPS.items():
-            print(f"{name} ({step.minutes:g} minutes)\n  ropecli {step.command} --output {step.output(name)}")
+            print(f"{name} ({step.minutes:g} minutes)\n  {step.words(name)}")
         return
     make(WORK)
     make_versions(WORK)
@@ -157,7 +176,7 @@ def main() -> None:
 
 def run(name: str, step: Step) -> None:
     """Run a step. Raises SystemExit if it fails."""
-    words = shlex.split(f"ropecli {step.command} --output {step.output(name)}")
+    words = shlex.split(step.words(name))
     print(f"{name}: some {step.minutes:g} minutes\n$ {shlex.join(words)}", flush=True)
     begun = time.monotonic()
     if status := subprocess.run(words).returncode:

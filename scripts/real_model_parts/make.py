@@ -39,11 +39,14 @@ def sources(name: str = "sources.txt") -> list[Source]:
 
 
 def make(folder: Path) -> None:
-    """Make folder/SmolLM2-135M and the texts in folder/held-out, calibration and training, unless they are there."""
+    """Make folder/SmolLM2-135M and the texts in folder/held-out, calibration and training, unless they are there.
+
+    folder/texts has the held-out ones, first by name, and those for training: `extend` measures on the first.
+    """
     made = folder / "made.json"
     if made.exists():
         return
-    for part in ("SmolLM2-135M", "held-out", "calibration", "training"):
+    for part in ("SmolLM2-135M", "held-out", "calibration", "training", "texts"):
         shutil.rmtree(folder / part, ignore_errors=True)
     seen: set[str] = set()
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -54,9 +57,9 @@ def make(folder: Path) -> None:
             write_checkpoint(content, folder / "SmolLM2-135M")
             continue
         for name, text in _documents(source, content, seen):
-            target = folder / source.split / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+            for part in (source.split, "texts")[: 1 if source.split == "calibration" else 2]:
+                (folder / part).mkdir(exist_ok=True)
+                (folder / part / name).write_text(text, encoding="utf-8")
             counts[source.split][0] += 1
             counts[source.split][1] += len(text)
     made.write_text(json.dumps({split: {"documents": n, "characters": size} for split, (n, size) in counts.items()}))

@@ -115,7 +115,7 @@ def serve(words: list[str]) -> None:
     params.model.path = flags.pop("-m")
     params.n_ctx, params.n_parallel = int(flags.pop("-c")), int(flags.pop("-np"))
     params.port, params.warmup, params.fit_params = 0, False, False
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(flags.pop("-t", 1))
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     if "--rope-scaling" in flags:
