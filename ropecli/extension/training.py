@@ -38,7 +38,7 @@ RECIPE = Path("extend")
 _STEP_TOKENS = 2**13
 """Tokens of a step, over all processes, where a sequence has no more."""
 _SCORINGS, _STEPS_PER_SCORING = 10, 5
-"""Ten scorings after the start; fewer in a short time, which they would take from the steps."""
+"""Ten scorings after the start; fewer of few steps: each takes as long as one or two steps."""
 _PATIENCE = 3
 """Scorings without a better one after which training ends."""
 _PARAMETERS, _GROWTH, _OF_LORA = 7e9, 0.35, 10
@@ -186,7 +186,7 @@ class TwoLosses(Scoring):
         return step == self.steps or step % ceil(self.steps / self._scorings(self.steps)) == 0
 
     def _scorings(self, steps: int) -> int:
-        return _SCORINGS if self.seconds is None else min(_SCORINGS, max(2, steps // _STEPS_PER_SCORING))
+        return min(_SCORINGS, max(1, steps // _STEPS_PER_SCORING))
 
     def line(self, losses: Sequence[float]) -> dict[str, Any]:
         far, short = losses

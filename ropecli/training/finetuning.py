@@ -9,10 +9,11 @@ All processes run this code; only the main process prints and writes.
 
 import math
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,6 +70,8 @@ class Listener(NamedTuple):
 
 
 SILENT = Listener()
+_SAVE_AFTER = 20 * 60
+"""Seconds without a training checkpoint, of long steps."""
 _START_OVER = "Start over in another --output with a"
 
 
@@ -140,7 +143,8 @@ def _clear(stage: Stage, folder: Path, patched: Path) -> None:
 class _Run:
     """A stage, prepared. recipe: with what was left to this machine. settings: recorded with the run.
 
-    module: the loss, which the engine wraps. unread: the model, if its weights are read after that.
+    module: the loss, which the engine wraps. unread: the model, if its weights are read after that. saved: when a
+    training checkpoint was last saved, by time.monotonic.
     """
 
     recipe: Recipe
@@ -155,6 +159,7 @@ class _Run:
     module: torch.nn.Module
     optimizer: Any
     settings: dict[str, Any]
+    saved: float = field(default_factory=time.monotonic)
 
     def wrap(self) -> None:
         """Let the engine wrap the loss, read the weights if they are not, and check the rotary tables."""
@@ -349,10 +354,12 @@ def _validate(run: _Run, log: run_folder.RunLog, step: int) -> None:
 def _save(run: _Run, checkpoints: run_folder.TrainingCheckpoints, step: int, *, stopping: bool) -> None:
     """Save a training checkpoint if it is due after this step."""
     ended, best = run.ended(step), run.scoring.best if run.scoring else None
-    if stopping or ended or step % run.recipe.save_every == 0 or step == best:
+    due = stopping or ended or step % run.recipe.save_every == 0 or step == best
+    if due or run.launch.least(int(time.monotonic() - run.saved)) >= _SAVE_AFTER:
         if not all_finite(run.launch, run.model):  # of other steps, the next loss tells
             raise _not_finite(f"Step {step} gave weights that are not finite.", checkpoints)
         path = checkpoints.save(step, best)
+        run.saved = time.monotonic()
         if stopping or not ended:
             run.listener.say(f"Saved {path}.")
 

@@ -168,7 +168,7 @@ class Recipe(_Text):
     )
     offload_activations: bool = Field(False, description="keep checkpointed activations in CPU memory")
 
-    save_every: int = _may_change(50, ge=1, description="steps between checkpoints")
+    save_every: int = _may_change(50, ge=1, description="steps between checkpoints; of long steps, those of 20 minutes")
     keep_checkpoints: int = _may_change(2, ge=1, description="number of checkpoints to keep during the run")
     eval_data: str | None = _may_change(
         None, description="source on which to measure perplexity while training: its split test, validation or train"

@@ -11,6 +11,7 @@ import pytest
 from ropecli import signals
 from ropecli.errors import OutputError, RecipeError
 from ropecli.signals import Terminated, terminated_by_signals
+from ropecli.training import finetuning
 from ropecli.training.interrupt import stop_on_signals
 from ropecli.training.launch import Launch
 
@@ -84,14 +85,19 @@ def test_tied_weights_random_state_and_mixed_data_resume_exactly(
     assert_same_run(tune(source, resume=True, **keys), tune(source, tmp_path / "uninterrupted", **keys))
 
 
-def test_newest_checkpoints_are_kept_during_the_run_and_none_after_it(tune, patched_llama, tmp_path):
+@pytest.mark.parametrize("save_every", [1, 99])
+def test_newest_checkpoints_are_kept_during_the_run_and_none_after_it(
+    save_every, tune, patched_llama, tmp_path, monkeypatch
+):
+    if save_every > 5:
+        monkeypatch.setattr(finetuning, "_SAVE_AFTER", 0)  # steps that take that long
     kept = {}
 
     def look(progress):
         folder = tmp_path / "run" / "checkpoints"
         kept[progress.step] = sorted(int(path.name) for path in folder.iterdir()) if folder.exists() else []
 
-    run = tune(patched_llama, steps=5, save_every=1, keep_checkpoints=2, on_step=look)
+    run = tune(patched_llama, steps=5, save_every=save_every, keep_checkpoints=2, on_step=look)
     assert kept == {1: [], 2: [1], 3: [1, 2], 4: [2, 3], 5: [3, 4]}
     assert not (run / "checkpoints").exists()
 
