@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from transformers import AutoTokenizer
 
 import ropecli
 from real_model_parts.make import Source, download
@@ -44,7 +43,9 @@ _SOURCES = Source(
     {},
 )
 _RUNNER = Path("tests/engines/llama_server.py")
-_SCORED, _PLACES, _CONTINUED = 1024, 16, 16
+CONTINUED = 16
+"""Tokens at each place."""
+_SCORED, _PLACES = 1024, 16
 _PROMPT, _WITHIN, _BEFORE_FACT, _REPLY = 14_000, 8000, 256, 32
 
 
@@ -86,6 +87,8 @@ def main() -> None:
 
 def ask(keep: Callable[[str, Callable[[], Any]], None], name: str, address: str, asked: Any, length: int) -> None:
     """Ask the server of the model `name`, which reads `length` tokens."""
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(asked.base)
     for path in sorted(asked.versions.iterdir()):
         ids = tokenizer(path.read_text("utf-8"), verbose=False)["input_ids"]
@@ -100,11 +103,11 @@ def ask(keep: Callable[[str, Callable[[], Any]], None], name: str, address: str,
 
 
 def copied(address: str, ids: Sequence[int], length: int) -> list[int]:
-    """The tokens that are right before the first wrong one, of _CONTINUED, at each place of the document's end."""
+    """The tokens that are right before the first wrong one, of CONTINUED, at each place of the document's end."""
     places = range(len(ids) - _SCORED, len(ids), _SCORED // _PLACES)
     start, counts = max(0, len(ids) - length), []
     for place in places:
-        answered = complete(address, ids[start:place], _CONTINUED)["tokens"]
+        answered = complete(address, ids[start:place], CONTINUED)["tokens"]
         wrong = (number for number, token in enumerate(answered) if token != ids[place + number])
         counts.append(next(wrong, len(answered)))
     return counts

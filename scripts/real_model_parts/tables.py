@@ -5,8 +5,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from real_model_parts.served import CONTINUED
 from ropecli.evaluation.report import Cell, Change, Report, loss_change
+from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.wording import recall_words
 from ropecli.reporting.extended import candidates_table
 from ropecli.reporting.lines import sets_of
@@ -19,8 +24,10 @@ Lines = Sequence[tuple[str, Report]]
 
 
 def main(folder: Path) -> None:
-    made = tables({path.stem: read_reports([path]) for path in sorted(folder.glob("*.json"))})
+    paths = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith("served-")]
+    made = tables({path.stem: read_reports([path]) for path in paths})
     made += [candidates_table(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("extend-*.json"))]
+    made += [served(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("served-*.json"))]
     for table in made:
         print(f"{markdown(table)}\n")
 
@@ -43,7 +50,8 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
         rows = [(named(report), report) for report in (none, control, yarn, trained)]
         made.append(same_targets("tail-trained", rows, control=control))
     for name in (name for name in found if name.startswith("copies-")):
-        [table] = copies_tables(sets_of(found[name])[0], verbose=True)
+        trained = found.get("versions-16k-extended", ()) if name == "copies-versions" else ()
+        [table] = copies_tables(sets_of([*found[name], *trained])[0], verbose=True)
         made.append(replace(table, title=f"{name}: {table.title}"))
     made += [versions(length, found) for length in ("16k", "12k") if f"versions-{length}" in found]
     return made
@@ -157,7 +165,32 @@ def recall(name: str, lines: Lines) -> Table:
     return Table(name, ["method", *(f"{length:,}" for length in _RECALLED)], rows, [command(lines[-1][1])])
 
 
+def served(record: Mapping[str, Any]) -> Table:
+    """What the servers of the extended model and of the base answer: see served.py."""
+    arms = {
+        "extended": "extended, in its server",
+        "base": "base, its own length",
+        "ceiling": "base, the fact within it",
+    }
+    rows = []
+    for arm, label in arms.items():
+        answers = {key: value for key, value in record["answers"].items() if f", {arm}, " in key}
+        places = [value for key, value in answers.items() if key.startswith("copies")]
+        replies = [value["right"] for key, value in answers.items() if key.startswith("question")]
+        copied = ["", ""]
+        if places:
+            counts = np.array(places, float)
+            low, high = ratio_interval(counts.sum(1), np.full(len(counts), float(counts.shape[1])))
+            whole = (counts == CONTINUED).sum()
+            copied = [f"{counts.mean():.1f} ({low:.1f} to {high:.1f})", f"{whole} of {counts.size}"]
+        rows.append([label, *copied, f"{sum(replies)} of {len(replies)}"])
+    heads = ["", f"right tokens of {CONTINUED}", f"all {CONTINUED} right", "questions answered"]
+    return Table("served", heads, rows, [*record["servers"].values()])
+
+
 def named(report: Report) -> str:
+    if report.checkpoint.endswith(BY_EXTEND):
+        return f"{report.label}, `extend --train`"
     trained = report.checkpoint.endswith(("-trained", "/control"))
     return f"{report.label}, trained" if trained else report.label
 
@@ -171,6 +204,7 @@ def command(report: Report) -> str:
     return " ".join(word for word in report.command if word != "--resume")
 
 
+BY_EXTEND = "k-trained"
 _ELSEWHERE = {
     *("prefix-x2-windows", "tail-trained", "tail-x4", "tail-x4-distance"),
     *("versions-ceiling", "versions-float32"),
