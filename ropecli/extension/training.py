@@ -72,7 +72,7 @@ class Training:
         recipe = make_recipe(recipe_path(RECIPE), {**keys, "steps": steps or _UNKNOWN_STEPS})
         self.launch = start_launch(recipe)
         ranks = self.launch.data_ranks
-        warmup = min(recipe.warmup_steps, recipe.steps // 4)
+        warmup = min(recipe.warmup_steps, steps // 4 if steps else TIMED_STEPS)  # a short time has few steps
         keys = {"batch_size": max(1, _STEP_TOKENS // length // ranks), "warmup_steps": warmup}
         recipe = recipe.model_copy(update=keys)
         opened = load_tokenizer(checkpoint), length, length
