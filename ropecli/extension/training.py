@@ -22,9 +22,9 @@ from ropecli.evaluation.protocols import short_context
 from ropecli.evaluation.subject import Subject
 from ropecli.live.loading import load_tokenizer
 from ropecli.live.stock_transformers import read_stock_config
-from ropecli.messages import duration, size
+from ropecli.messages import duration, say, size
 from ropecli.names import ADAPTERS, DEMO, DEMO_TRAIN
-from ropecli.training.finetuning import Listener, run_stages
+from ropecli.training.finetuning import Listener, for_this_device, run_stages
 from ropecli.training.launch import Launch, start_launch
 from ropecli.training.memory_plan.estimate import MemoryEstimator
 from ropecli.training.memory_plan.setups import PLAIN_CHANGES, find_setup, memory_of
@@ -71,6 +71,7 @@ class Training:
             keys |= {"loss": "next-token", "longce_cap": None}  # nothing has a short context to compare with
         recipe = make_recipe(recipe_path(RECIPE), {**keys, "steps": steps or _UNKNOWN_STEPS})
         self.launch = start_launch(recipe)
+        recipe = for_this_device(recipe, say if self.launch.is_main else lambda message: None)
         ranks = self.launch.data_ranks
         warmup = min(recipe.warmup_steps, steps // 4 if steps else TIMED_STEPS)  # a short time has few steps
         keys = {"batch_size": max(1, _STEP_TOKENS // length // ranks), "warmup_steps": warmup}

@@ -189,6 +189,14 @@ class _Run:
         return done >= self.recipe.steps or (self.scoring is not None and self.scoring.ended)
 
 
+def for_this_device(recipe: Recipe, say: Callable[[str], None]) -> Recipe:
+    """Return the recipe in float32 if this is a CPU that only emulates bfloat16, which takes longer."""
+    if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
+        say("This CPU has no bfloat16 arithmetic: training in float32, as with mixed_precision none.")
+        return recipe.model_copy(update={"mixed_precision": "none"})
+    return recipe
+
+
 def _prepare(
     stage: Stage,
     source: Checkpoint,
@@ -199,10 +207,8 @@ def _prepare(
     stream: Stream | None,
 ) -> _Run:
     """Start the engine, open data and model, and refuse what cannot be trained."""
-    say, recipe = listener.say, stage.recipe
-    if recipe.mixed_precision == "bf16" and not torch.cuda.is_available() and emulates_bfloat16():
-        say("This CPU has no bfloat16 arithmetic: training in float32, as with mixed_precision none.")
-        recipe = recipe.model_copy(update={"mixed_precision": "none"})
+    say = listener.say
+    recipe = for_this_device(stage.recipe, say)
     launch = start_launch(
         recipe, log_with=run_folder.choose_tracker(recipe.tracker), project_dir=str(output / run_folder.LOGS)
     )

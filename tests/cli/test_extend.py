@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -24,6 +25,7 @@ from ropecli.extension.training import TwoLosses
 from ropecli.reporting import page
 from ropecli.reporting.lines import sets_of
 from ropecli.reporting.report_files import read_reports
+from ropecli.training import finetuning
 
 FEW = ["--length", 512, "--max-documents", 4]
 TRAIN = ["--factors", 4, "--train", 4, "--data"]
@@ -238,7 +240,10 @@ def metrics_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_train_scores_by_the_losses_of_the_choice_and_keeps_the_best_step(extend, texts, tmp_path, ropecli):
+def test_train_scores_by_the_losses_of_the_choice_and_keeps_the_best_step(
+    extend, texts, tmp_path, ropecli, monkeypatch
+):
+    monkeypatch.setattr(finetuning, "emulates_bfloat16", lambda: True)
     outcome = extend(*TRAIN, texts, "--serve", "vllm").succeeds()
     out, result = tmp_path / "out", json.loads((tmp_path / "out" / "extend.json").read_text())
     for part in (
@@ -249,6 +254,7 @@ def test_train_scores_by_the_losses_of_the_choice_and_keeps_the_best_step(extend
     assert outcome.out.startswith("Trained: yarn ×4, all parameters, 4 steps of 1 × 512 tokens; step ")
     assert f"Wrote {out}, proved." in outcome.out
     assert f"vllm serve {out}" in outcome.out
+    assert yaml.safe_load((out / "run.yaml").read_text())["recipe"]["mixed_precision"] == "none"  # as planned
     scored = {line["step"]: line for line in metrics_of(out) if "far_nll" in line}
     assert sorted(scored) == [0, 1, 2, 3, 4]
     [patched] = result["measured"]
