@@ -57,7 +57,7 @@ def make(folder: Path) -> None:
             write_checkpoint(content, folder / "SmolLM2-135M")
             continue
         for name, text in _documents(source, content, seen):
-            for part in (source.split, "texts")[: 1 if source.split == "calibration" else 2]:
+            for part in [source.split] if source.split == "calibration" else [source.split, "texts"]:
                 (folder / part).mkdir(exist_ok=True)
                 (folder / part / name).write_text(text, encoding="utf-8")
             counts[source.split][0] += 1

@@ -166,7 +166,7 @@ def recall(name: str, lines: Lines) -> Table:
 
 
 def served(record: Mapping[str, Any]) -> Table:
-    """What the servers of the extended model and of the base answer: see served.py."""
+    """Right answers of the two servers that served.py asks."""
     arms = {
         "extended": "extended, in its server",
         "base": "base, its own length",
