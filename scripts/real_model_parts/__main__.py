@@ -31,6 +31,8 @@ _YARN = f"eval-ppl {_MODEL} --methods yarn"
 _TRAINED = f"eval-ppl {WORK}/yarn-x4-trained"
 _DUAL_CHUNK = f"eval-ppl {_MODEL} --methods dual-chunk --factors 2"
 _RECALL = f"--data {WORK}/held-out --dtype bfloat16 --resume --protocol recall --lengths 8k,12k,16k --max-documents 4"
+_TEXTS = f"--data {WORK}/texts --max-documents 8 --serve llama.cpp --dtype bfloat16 --resume"
+_EXTENDED = f"{WORK}/SmolLM2-16k-trained"
 _RULER = f"--data {WORK}/calibration --dtype bfloat16 --resume --tasks"
 
 
@@ -127,20 +129,26 @@ STEPS = {
     "extend-16k": Step(
         30, f"extend {_MODEL} {_HELD_OUT} --length 16k --serve llama.cpp --max-short-cost 20 --resume", "SmolLM2-16k"
     ),
-    # in float32, on two cores with AVX2 alone
     "extend-16k-trained": Step(
-        180,
-        f"extend {_MODEL} --data {WORK}/texts --max-documents 8 --length 16k --serve llama.cpp --dtype float32 "
-        "--budget 60m --train 75m --resume",
+        90,
+        f"extend {_MODEL} {_TEXTS} --length 16k --budget 20m --train 45m",
         "SmolLM2-16k-trained",
     ),
-    "versions-16k-extended": Step(25, f"eval-ppl {WORK}/SmolLM2-16k-trained {_AT_16K.replace('bfloat16', 'float32')}"),
+    "versions-16k-extended": Step(5, f"eval-ppl {_EXTENDED} {_VERSIONS}/16k --lengths 8k,16k"),
+    "versions-16k-extended-control": Step(4, f"eval-ppl {_EXTENDED} {_VERSIONS}/16k-control --lengths 16k"),
+    "copies-versions-extended": Step(10, f"eval-ppl {_EXTENDED} {_AT_16K.replace('bfloat16', 'float32')}"),
+    "recall-extended": Step(10, f"eval-ppl {_EXTENDED} {_RECALL}"),
     "served-16k": Step(
-        150,
-        f"{WORK}/SmolLM2-16k-trained --base {_MODEL} --versions {WORK}/versions/16k "
-        f"--texts {WORK}/held-out {WORK}/calibration",
+        30,
+        f"{_EXTENDED} --base {_MODEL} --versions {WORK}/versions/16k",
         program="python -m real_model_parts.served",
     ),
+    "questions-16k": Step(
+        15,
+        f"{WORK}/yarn-x4 {_EXTENDED} --base {_MODEL} --texts {WORK}/held-out {WORK}/calibration",
+        program="python -m real_model_parts.questions",
+    ),
+    "extend-32k": Step(30, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 20m", "SmolLM2-32k"),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,

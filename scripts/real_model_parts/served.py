@@ -1,17 +1,14 @@
-"""Serves a trained model with llama.cpp's server, and asks what a person would: python -m real_model_parts.served.
+"""Serves a trained model with llama.cpp's server, and compares what it writes with its base.
+
+    python -m real_model_parts.served FOLDER --base FOLDER --versions FOLDER --output FILE
 
 llama-server is that of xllamacpp, and the file is made by llama.cpp's own converter, which the sources of
-llama-cpp-python contain. A killed run continues after its last answer. Three parts:
+llama-cpp-python contain. A killed run continues after its last answer. Two parts:
 
 - check: what `ropecli check-served` says of the server.
 - copies: how well the server continues the new version of a file, greedily, where the versions corpus has the old one
-  more than the pretraining length back: 16 tokens at 16 places of the last 1,024 tokens. Counted are the tokens up to
-  the first wrong one. The base's server reads the document's last 8,192 tokens.
-- questions: ten facts of questions.txt, one per document: the held-out ones, then those of calibration, by name. A
-  prompt is one message in the model's chat template: the document from its beginning, with the fact as a paragraph
-  after the first 256 tokens, then the question. The document is cut so that a prompt has 14,000 tokens. An answer
-  counts if the reply, at most 32 greedy tokens, contains it, in any case. `base` reads 8,000 tokens with the end of the
-  same document, without the fact; `ceiling` is the base, too, with its beginning and the fact.
+  more than the pretraining length back: 16 tokens at 16 places of the last 1,024 tokens of each of the first four
+  documents. Counted are the tokens up to the first wrong one. The base's server reads the document's last 8,192 tokens.
 """
 
 import argparse
@@ -45,8 +42,7 @@ _SOURCES = Source(
 _RUNNER = Path("tests/engines/llama_server.py")
 CONTINUED = 16
 """Tokens at each place."""
-_SCORED, _PLACES = 1024, 16
-_PROMPT, _WITHIN, _BEFORE_FACT, _REPLY = 14_000, 8000, 256, 32
+_SCORED, _PLACES, _DOCUMENTS = 1024, 16, 4
 
 
 def main() -> None:
@@ -54,7 +50,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the trained checkpoint")
     parser.add_argument("--base", type=Path, required=True, help="the checkpoint that it was made of")
     parser.add_argument("--versions", type=Path, required=True, help="documents of the versions corpus")
-    parser.add_argument("--texts", type=Path, nargs="+", required=True, help="folders of documents for the questions")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
     partial_output = asked.output.with_suffix(".partial")
@@ -67,39 +62,24 @@ def main() -> None:
         if key in done["answers"]:
             return
         done["answers"][key] = answer()
-        print(f"{key}: {json.dumps(done['answers'][key], ensure_ascii=False)[:200]}", flush=True)
+        print(f"{key}: {json.dumps(done['answers'][key])[:200]}", flush=True)
         with new_file(partial_output) as part:
-            part.write_text(json.dumps(done, ensure_ascii=False), encoding="utf-8")
+            part.write_text(json.dumps(done), encoding="utf-8")
 
-    for name, folder in {"extended": asked.folder, "base": asked.base}.items():
-        opened = ropecli.open_checkpoint(str(folder))
-        length = ropecli.read_state(opened).positions.context_length
-        command = f"llama-server -m model.gguf -c {length} -np 1"
-        if name == "extended":
-            command = ropecli.export(str(folder), engine="llama.cpp").command
-        done["servers"][name] = command
-        with serving(convert(folder), command) as address:
-            if name == "extended":
-                keep("check", lambda address=address, folder=folder: check(address, folder))
-            ask(keep, name, address, asked, length)
-    partial_output.replace(asked.output)
-
-
-def ask(keep: Callable[[str, Callable[[], Any]], None], name: str, address: str, asked: Any, length: int) -> None:
-    """Ask the server of the model `name`, which reads `length` tokens."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(asked.base)
-    for path in sorted(asked.versions.iterdir()):
-        ids = tokenizer(path.read_text("utf-8"), verbose=False)["input_ids"]
-        keep(f"copies, {name}, {path.stem}", partial(copied, address, ids, length))
-    documents = [path for folder in asked.texts for path in sorted(folder.iterdir())]
-    lines = Path(__file__).with_name("questions.txt").read_text("utf-8").splitlines()[1:]
-    for path, line in zip(documents, lines, strict=False):
-        fact, question, answer = line.split(" | ")
-        made = prompts(tokenizer, path.read_text("utf-8"), fact, question)
-        for arm in ("extended",) if name == "extended" else ("base", "ceiling"):
-            keep(f"question, {arm}, {path.stem}", partial(replied, address, made[arm], answer))
+    for name, folder in (("base", asked.base), ("extended", asked.folder)):
+        command = ropecli.export(str(folder), engine="llama.cpp").command
+        done["servers"][name] = command
+        length = ropecli.read_state(ropecli.open_checkpoint(str(folder))).positions.context_length
+        with serving(convert(folder), command) as address:
+            for path in sorted(asked.versions.iterdir())[:_DOCUMENTS]:
+                ids = tokenizer(path.read_text("utf-8"), verbose=False)["input_ids"]
+                keep(f"copies, {name}, {path.stem}", partial(copied, address, ids, length))
+            if name == "extended":
+                keep("check", partial(check, address, folder))
+    partial_output.replace(asked.output)
 
 
 def copied(address: str, ids: Sequence[int], length: int) -> list[int]:
@@ -107,44 +87,11 @@ def copied(address: str, ids: Sequence[int], length: int) -> list[int]:
     places = range(len(ids) - _SCORED, len(ids), _SCORED // _PLACES)
     start, counts = max(0, len(ids) - length), []
     for place in places:
-        answered = complete(address, ids[start:place], CONTINUED)["tokens"]
+        asked = {"prompt": list(ids[start:place]), "n_predict": CONTINUED, "temperature": 0, "return_tokens": True}
+        answered = httpx.post(f"{address}/completion", json=asked, timeout=None).raise_for_status().json()["tokens"]
         wrong = (number for number, token in enumerate(answered) if token != ids[place + number])
         counts.append(next(wrong, len(answered)))
     return counts
-
-
-def prompts(tokenizer: Any, document: str, fact: str, question: str) -> dict[str, list[int]]:
-    """The ids of the message by the arm that reads it."""
-    ids = tokenizer(document, verbose=False)["input_ids"]
-
-    def with_fact(count: int) -> str:
-        return f"{tokenizer.decode(ids[:_BEFORE_FACT])}\n\n{fact}\n\n{tokenizer.decode(ids[_BEFORE_FACT:count])}"
-
-    def fitted(text: Callable[[int], str], size: int) -> tuple[list[int], int]:
-        """The message of the longest text that makes it no longer than `size`, and the tokens of that text."""
-        count = size
-        while True:
-            content = f"{text(count)}\n\n{question} Answer in one sentence."
-            words = [{"role": "user", "content": content}]
-            made = tokenizer.apply_chat_template(words, add_generation_prompt=True, return_dict=False)
-            if len(made) <= size:
-                return made, count
-            count -= len(made) - size
-
-    extended, end = fitted(with_fact, _PROMPT)
-    base, _ = fitted(lambda count: tokenizer.decode(ids[end - count : end]), _WITHIN)
-    return {"extended": extended, "base": base, "ceiling": fitted(with_fact, _WITHIN)[0]}
-
-
-def replied(address: str, prompt: Sequence[int], answer: str) -> dict[str, Any]:
-    reply = complete(address, prompt, _REPLY)["content"].strip()
-    return {"tokens": len(prompt), "reply": reply, "right": answer.lower() in reply.lower()}
-
-
-def complete(address: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-    """llama-server's own completion, greedy."""
-    asked = {"prompt": list(prompt), "n_predict": tokens, "temperature": 0, "return_tokens": True, "cache_prompt": True}
-    return httpx.post(f"{address}/completion", json=asked, timeout=None).raise_for_status().json()
 
 
 def check(address: str, folder: Path) -> dict[str, Any]:
@@ -156,7 +103,7 @@ def check(address: str, folder: Path) -> dict[str, Any]:
 def serving(model: Path, command: str) -> Iterator[str]:
     """The address of a server that runs the command, in which model.gguf stands for the model."""
     words = [str(model) if word == "model.gguf" else word for word in shlex.split(command)]
-    words = [sys.executable, str(_RUNNER), "serve", *words, "-t", str(os.cpu_count())]
+    words = [sys.executable, str(_RUNNER), "serve", *words, "-t", str(os.cpu_count()), "-fa", "on"]
     environment = {**os.environ, "PYTHONPATH": str(_HOME / "packages")}
     with open(_HOME / "server.log", "w") as log:  # noqa: PTH123
         process = subprocess.Popen(

@@ -107,7 +107,7 @@ def from_folder(source: str, words: list[str]) -> None:
 
 
 def serve(words: list[str]) -> None:
-    """words: a llama-server command line. The KV cache is float32, so that rounding does not hide a difference."""
+    """words: a llama-server command line. Without -fa on the KV cache is float32, so that rounding hides nothing."""
     import xllamacpp
 
     flags = dict(zip(words[1::2], words[2::2], strict=True))
@@ -116,8 +116,9 @@ def serve(words: list[str]) -> None:
     params.n_ctx, params.n_parallel = int(flags.pop("-c")), int(flags.pop("-np"))
     params.port, params.warmup, params.fit_params = 0, False, False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(flags.pop("-t", 1))
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if flags.pop("-fa", "off") == "off":
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     if "--rope-scaling" in flags:
         name = flags.pop("--rope-scaling").upper()
         params.rope_scaling_type = xllamacpp.llama_rope_scaling_type[f"LLAMA_ROPE_SCALING_TYPE_{name}"]
