@@ -24,10 +24,12 @@ Lines = Sequence[tuple[str, Report]]
 
 
 def main(folder: Path) -> None:
-    paths = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith("served-")]
+    others: dict[str, Callable[[Mapping[str, Any]], Table]] = {"served": served, "questions": questions}
+    paths = [path for path in sorted(folder.glob("*.json")) if path.stem.split("-")[0] not in others]
     made = tables({path.stem: read_reports([path]) for path in paths})
     made += [candidates_table(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("extend-*.json"))]
-    made += [served(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("served-*.json"))]
+    for kind, table_of in others.items():
+        made += [table_of(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob(f"{kind}-*.json"))]
     for table in made:
         print(f"{markdown(table)}\n")
 
@@ -49,9 +51,9 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
         (control, trained), (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
         rows = [(named(report), report) for report in (none, control, yarn, trained)]
         made.append(same_targets("tail-trained", rows, control=control))
-    for name in (name for name in found if name.startswith("copies-")):
-        trained = found.get("versions-16k-extended", ()) if name == "copies-versions" else ()
-        [table] = copies_tables(sets_of([*found[name], *trained])[0], verbose=True)
+    for name in (name for name in ("copies-held-out", "copies-versions") if name in found):
+        reports = [*found[name], *found.get(f"{name}-extended", ())]
+        [table] = copies_tables(sets_of(reports)[0], verbose=True)
         made.append(replace(table, title=f"{name}: {table.title}"))
     made += [versions(length, found) for length in ("16k", "12k") if f"versions-{length}" in found]
     return made
@@ -104,25 +106,22 @@ def versions(length: str, found: Mapping[str, Sequence[Report]]) -> Table:
     control: with unrelated code in the old version's place.
     """
     [base, *scaled], [near] = found[f"versions-{length}"], found["versions-ceiling"]
-    single = [
-        report
-        for name, reports in found.items()
-        if name.startswith(f"versions-{length}-") and not name.endswith("-control")
-        for report in reports
-    ]
-    controls = {named(report): report.cells[-1] for report in found.get(f"versions-{length}-control", [])}
+    others = {name: reports for name, reports in found.items() if name.startswith(f"versions-{length}-")}
+    single = [report for name, reports in others.items() if not name.endswith("-control") for report in reports]
+    control = [report for name, reports in others.items() if name.endswith("-control") for report in reports]
+    controls = {named(report): report.cells[-1] for report in control}
     lines = [("none, old version near", near), *((named(report), report) for report in (*scaled, *single))]
     cell = base.cells[-1]
     rows = [["none", f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", "", "", "", "yes"]]
     for label, report in lines:
         if report.document_names != base.document_names[: len(report.document_names)]:
             raise ValueError(f"versions-{length}: {label} is not of the same documents.")
-        cell, control = report.cells[-1], controls.get(label) if report is not near else None
-        control_cells = [f"{control.ppl:.2f}", _from_first(control, base)] if control else ["", ""]
+        cell, other = report.cells[-1], controls.get(label) if report is not near else None
+        control_cells = [f"{other.ppl:.2f}", _from_first(other, base)] if other else ["", ""]
         values = [f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", _from_first(cell, base), *control_cells]
         rows.append([label, *values, "no" if find_method(report.method).remaps else "yes"])
     heads = ["method", "tokens", "documents", "perplexity", "change", "control", "change of the control", "stock"]
-    reports = [base, *(report for _, report in lines), *found.get(f"versions-{length}-control", [])]
+    reports = [base, *(report for _, report in lines), *control]
     return Table(f"versions-{length}", heads, rows, list(dict.fromkeys(map(command, reports))))
 
 
@@ -166,26 +165,33 @@ def recall(name: str, lines: Lines) -> Table:
 
 
 def served(record: Mapping[str, Any]) -> Table:
-    """Right answers of the two servers that served.py asks."""
-    arms = {
-        "extended": "extended, in its server",
-        "base": "base, its own length",
-        "ceiling": "base, the fact within it",
-    }
+    """How far two servers continue a file rightly: served.py."""
     rows = []
-    for arm, label in arms.items():
-        answers = {key: value for key, value in record["answers"].items() if f", {arm}, " in key}
-        places = [value for key, value in answers.items() if key.startswith("copies")]
-        replies = [value["right"] for key, value in answers.items() if key.startswith("question")]
-        copied = ["", ""]
-        if places:
-            counts = np.array(places, float)
-            low, high = ratio_interval(counts.sum(1), np.full(len(counts), float(counts.shape[1])))
-            whole = (counts == CONTINUED).sum()
-            copied = [f"{counts.mean():.1f} ({low:.1f} to {high:.1f})", f"{whole} of {counts.size}"]
-        rows.append([label, *copied, f"{sum(replies)} of {len(replies)}"])
-    heads = ["", f"right tokens of {CONTINUED}", f"all {CONTINUED} right", "questions answered"]
+    for name, label in {"base": "base, its own length", "extended": "extended, its whole length"}.items():
+        places = [value for key, value in record["answers"].items() if key.startswith(f"copies, {name}, ")]
+        counts = np.array(places, float)
+        low, high = ratio_interval(counts.sum(1), np.full(len(counts), float(counts.shape[1])))
+        whole = (counts == CONTINUED).sum()
+        rows.append([label, f"{counts.mean():.1f} ({low:.1f} to {high:.1f})", f"{whole} of {counts.size}"])
+    heads = ["served by llama-server", f"right tokens of {CONTINUED}", f"all {CONTINUED} right"]
     return Table("served", heads, rows, [*record["servers"].values()])
+
+
+def questions(record: Mapping[str, Any]) -> Table:
+    """Right answers by what was asked, of questions.py."""
+    labels = {"base": "{}, the end of the document", "extended": "{}", "ceiling": "{}, the fact within its length"}
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for answer in record["answers"]:
+        found.setdefault((answer["checkpoint"], answer["arm"]), []).append(answer)
+    rows = [
+        [
+            labels[arm].format(checkpoint),
+            f"{each[0]['tokens']:,}",
+            f"{sum(one['right'] for one in each)} of {len(each)}",
+        ]
+        for (checkpoint, arm), each in found.items()
+    ]
+    return Table("questions", ["asked", "tokens", "right"], rows, [" ".join(record["command"])])
 
 
 def named(report: Report) -> str:
