@@ -136,7 +136,6 @@ STEPS = {
     ),
     "versions-16k-extended": Step(5, f"eval-ppl {_EXTENDED} {_VERSIONS}/16k --lengths 8k,16k"),
     "versions-16k-extended-control": Step(4, f"eval-ppl {_EXTENDED} {_VERSIONS}/16k-control --lengths 16k"),
-    "copies-versions-extended": Step(10, f"eval-ppl {_EXTENDED} {_AT_16K.replace('bfloat16', 'float32')}"),
     "recall-extended": Step(10, f"eval-ppl {_EXTENDED} {_RECALL}"),
     "served-16k": Step(
         30,
@@ -145,7 +144,7 @@ STEPS = {
     ),
     "questions-16k": Step(
         15,
-        f"{WORK}/yarn-x4 {_EXTENDED} --base {_MODEL} --texts {WORK}/held-out {WORK}/calibration",
+        f"{_EXTENDED} --base {_MODEL} --texts {WORK}/held-out {WORK}/calibration",
         program="python -m real_model_parts.questions",
     ),
     "extend-32k": Step(30, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 20m", "SmolLM2-32k"),

@@ -1,6 +1,6 @@
 """Asks a question in words at the end of a long document, by transformers' own generate.
 
-    python -m real_model_parts.questions FOLDER ... --base FOLDER --texts FOLDER ... --output FILE
+    python -m real_model_parts.questions FOLDER --base FOLDER --texts FOLDER ... --output FILE
 
 Ten facts of questions.txt, one per document: the held-out ones, then those of calibration, by name. A prompt is one
 message in the model's chat template: the document from its beginning, with the fact as a paragraph after the first 256
@@ -26,8 +26,8 @@ _PROMPT, _WITHIN, _BEFORE_FACT, _REPLY = 14_000, 8000, 256, 32
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m real_model_parts.questions")
-    parser.add_argument("folders", type=Path, nargs="+", help="checkpoints that read the whole prompt")
-    parser.add_argument("--base", type=Path, required=True, help="the checkpoint that they were made of")
+    parser.add_argument("folder", type=Path, help="a checkpoint that reads the whole prompt")
+    parser.add_argument("--base", type=Path, required=True, help="the checkpoint that it was made of")
     parser.add_argument("--texts", type=Path, nargs="+", required=True, help="folders of documents")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
@@ -39,9 +39,8 @@ def main() -> None:
         for path, line in zip(documents, lines, strict=False)
         for fact, question, answer in [line.split(" | ")]
     ]
-    arms = [(asked.base, "base"), *((folder, "extended") for folder in asked.folders), (asked.base, "ceiling")]
     answers = []
-    for folder, arm in arms:
+    for folder, arm in ((asked.base, "base"), (asked.folder, "extended"), (asked.base, "ceiling")):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         for made, answer, name in cases:
             reply = replied(model, tokenizer, made[arm])

@@ -51,8 +51,10 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
         (control, trained), (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
         rows = [(named(report), report) for report in (none, control, yarn, trained)]
         made.append(same_targets("tail-trained", rows, control=control))
-    for name in (name for name in ("copies-held-out", "copies-versions") if name in found):
-        reports = [*found[name], *found.get(f"{name}-extended", ())]
+    for name in (name for name in ("copies-held-out", "copies-versions", "extend-16k-trained") if name in found):
+        reports = [report for report in found[name] if report.task == "tail"]
+        if name == "copies-versions":
+            reports += found.get("versions-16k-extended", ())
         [table] = copies_tables(sets_of(reports)[0], verbose=True)
         made.append(replace(table, title=f"{name}: {table.title}"))
     made += [versions(length, found) for length in ("16k", "12k") if f"versions-{length}" in found]
@@ -179,24 +181,18 @@ def served(record: Mapping[str, Any]) -> Table:
 
 def questions(record: Mapping[str, Any]) -> Table:
     """Right answers by what was asked, of questions.py."""
-    labels = {"base": "{}, the end of the document", "extended": "{}", "ceiling": "{}, the fact within its length"}
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for answer in record["answers"]:
-        found.setdefault((answer["checkpoint"], answer["arm"]), []).append(answer)
-    rows = [
-        [
-            labels[arm].format(checkpoint),
-            f"{each[0]['tokens']:,}",
-            f"{sum(one['right'] for one in each)} of {len(each)}",
-        ]
-        for (checkpoint, arm), each in found.items()
-    ]
-    return Table("questions", ["asked", "tokens", "right"], rows, [" ".join(record["command"])])
+    labels = {"base": "base, the document's end", "extended": "extended", "ceiling": "base, the fact within its length"}
+    rows = []
+    for arm, label in labels.items():
+        answers = [answer for answer in record["answers"] if answer["arm"] == arm]
+        right = sum(answer["right"] for answer in answers)
+        rows.append([label, f"{answers[0]['tokens']:,}", f"{right} of {len(answers)}"])
+    return Table("questions", ["model", "tokens", "questions answered"], rows, [" ".join(record["command"])])
 
 
 def named(report: Report) -> str:
     if report.checkpoint.endswith(BY_EXTEND):
-        return f"{report.label}, `extend --train`"
+        return f"{report.label}, extend --train"
     trained = report.checkpoint.endswith(("-trained", "/control"))
     return f"{report.label}, trained" if trained else report.label
 
