@@ -144,7 +144,7 @@ STEPS = {
     ),
     "questions-16k": Step(
         15,
-        f"{_EXTENDED} --base {_MODEL} --texts {WORK}/held-out {WORK}/calibration",
+        f"{WORK}/yarn-x4 {_EXTENDED} --base {_MODEL} --texts {WORK}/held-out {WORK}/calibration",
         program="python -m real_model_parts.questions",
     ),
     "extend-32k": Step(30, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 20m", "SmolLM2-32k"),

@@ -1,12 +1,12 @@
 """Asks a question in words at the end of a long document, by transformers' own generate.
 
-    python -m real_model_parts.questions FOLDER --base FOLDER --texts FOLDER ... --output FILE
+    python -m real_model_parts.questions FOLDER ... --base FOLDER --texts FOLDER ... --output FILE
 
-Ten facts of questions.txt, one per document: the held-out ones, then those of calibration, by name. A prompt is one
-message in the model's chat template: the document from its beginning, with the fact as a paragraph after the first 256
-tokens, then the question. The document is cut so that a prompt has 14,000 tokens. An answer counts if the reply, at
-most 32 greedy tokens, contains it, in any case. `base` reads 8,000 tokens with the end of the same document, without
-the fact; `ceiling` is the base, too, with its beginning and the fact.
+A killed run continues after its last checkpoint. Ten facts of questions.txt, one per document: the held-out ones, then
+those of calibration, by name. A prompt is one message in the model's chat template: the document from its beginning,
+with the fact as a paragraph after the first 256 tokens, then the question. The document is cut so that a prompt has
+14,000 tokens. An answer counts if the reply, at most 32 greedy tokens, contains it, in any case. `base` reads 8,000
+tokens with the end of the same document, without the fact; `ceiling` is the base, too, with its beginning and the fact.
 """
 
 import argparse
@@ -26,8 +26,8 @@ _PROMPT, _WITHIN, _BEFORE_FACT, _REPLY = 14_000, 8000, 256, 32
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m real_model_parts.questions")
-    parser.add_argument("folder", type=Path, help="a checkpoint that reads the whole prompt")
-    parser.add_argument("--base", type=Path, required=True, help="the checkpoint that it was made of")
+    parser.add_argument("folders", type=Path, nargs="+", help="checkpoints that read the whole prompt")
+    parser.add_argument("--base", type=Path, required=True, help="the checkpoint that they were made of")
     parser.add_argument("--texts", type=Path, nargs="+", required=True, help="folders of documents")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
@@ -39,16 +39,20 @@ def main() -> None:
         for path, line in zip(documents, lines, strict=False)
         for fact, question, answer in [line.split(" | ")]
     ]
-    answers = []
-    for folder, arm in ((asked.base, "base"), (asked.folder, "extended"), (asked.base, "ceiling")):
+    partial = asked.output.with_suffix(".partial")
+    answers = json.loads(partial.read_text("utf-8"))["answers"] if partial.exists() else []
+    done = {(answer["checkpoint"], answer["arm"]) for answer in answers}
+    arms = [(asked.base, "base"), *((folder, "extended") for folder in asked.folders), (asked.base, "ceiling")]
+    for folder, arm in (each for each in arms if (each[0].name, each[1]) not in done):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         for made, answer, name in cases:
             reply = replied(model, tokenizer, made[arm])
             answers.append({"checkpoint": folder.name, "arm": arm, "document": name, "tokens": len(made[arm])})
             answers[-1] |= {"reply": reply, "right": answer.lower() in reply.lower()}
             print(json.dumps(answers[-1], ensure_ascii=False), flush=True)
-    with new_file(asked.output) as part:
-        part.write_text(json.dumps({"command": sys.argv[1:], "answers": answers}, ensure_ascii=False), "utf-8")
+        with new_file(partial) as part:
+            part.write_text(json.dumps({"command": sys.argv[1:], "answers": answers}, ensure_ascii=False), "utf-8")
+    partial.replace(asked.output)
 
 
 def prompts(tokenizer: Any, document: str, fact: str, question: str) -> dict[str, list[int]]:

@@ -181,12 +181,15 @@ def served(record: Mapping[str, Any]) -> Table:
 
 def questions(record: Mapping[str, Any]) -> Table:
     """Right answers by what was asked, of questions.py."""
-    labels = {"base": "base, the document's end", "extended": "extended", "ceiling": "base, the fact within its length"}
+    labels = {"base": "{}, the document's end", "extended": "{}", "ceiling": "{}, the fact within its length"}
+    asked: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for answer in record["answers"]:
+        asked.setdefault((answer["checkpoint"], answer["arm"]), []).append(answer)
     rows = []
-    for arm, label in labels.items():
-        answers = [answer for answer in record["answers"] if answer["arm"] == arm]
+    for checkpoint, arm in sorted(asked, key=lambda key: list(labels).index(key[1])):
+        answers = asked[checkpoint, arm]
         right = sum(answer["right"] for answer in answers)
-        rows.append([label, f"{answers[0]['tokens']:,}", f"{right} of {len(answers)}"])
+        rows.append([labels[arm].format(checkpoint), f"{answers[0]['tokens']:,}", f"{right} of {len(answers)}"])
     return Table("questions", ["model", "tokens", "questions answered"], rows, [" ".join(record["command"])])
 
 
