@@ -57,6 +57,9 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
             reports += found.get("versions-16k-extended", ())
         [table] = copies_tables(sets_of(reports)[0], verbose=True)
         made.append(replace(table, title=f"{name}: {table.title}"))
+    recalled = [report for report in found.get("extend-16k-trained", ()) if report.task == "recall"]
+    if recalled:
+        made.append(recall("extend-16k-trained", [(named(report), report) for report in recalled]))
     made += [versions(length, found) for length in ("16k", "12k") if f"versions-{length}" in found]
     return made
 
