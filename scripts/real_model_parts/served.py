@@ -7,7 +7,7 @@ llama-cpp-python contain. A killed run continues after its last answer. Two part
 
 - check: what `ropecli check-served` says of the server.
 - copies: how well the server continues the new version of a file, greedily, where the versions corpus has the old one
-  more than the pretraining length back: 16 tokens at 16 places of the last 1,024 tokens of each of the first four
+  more than the pretraining length back: 16 tokens at 16 places of the last 1,024 tokens of each of the first two
   documents. Counted are the tokens up to the first wrong one. The base's server reads the document's last 8,192 tokens.
 """
 
@@ -42,7 +42,7 @@ _SOURCES = Source(
 _RUNNER = Path("tests/engines/llama_server.py")
 CONTINUED = 16
 """Tokens at each place."""
-_SCORED, _PLACES, _DOCUMENTS = 1024, 16, 4
+_SCORED, _PLACES, _DOCUMENTS = 1024, 16, 2
 
 
 def main() -> None:
@@ -74,11 +74,11 @@ def main() -> None:
         done["servers"][name] = command
         length = ropecli.read_state(ropecli.open_checkpoint(str(folder))).positions.context_length
         with serving(convert(folder), command) as address:
+            if name == "extended":
+                keep("check", partial(check, address, folder))
             for path in sorted(asked.versions.iterdir())[:_DOCUMENTS]:
                 ids = tokenizer(path.read_text("utf-8"), verbose=False)["input_ids"]
                 keep(f"copies, {name}, {path.stem}", partial(copied, address, ids, length))
-            if name == "extended":
-                keep("check", partial(check, address, folder))
     partial_output.replace(asked.output)
 
 
@@ -95,8 +95,8 @@ def copied(address: str, ids: Sequence[int], length: int) -> list[int]:
 
 
 def check(address: str, folder: Path) -> dict[str, Any]:
-    words = ["ropecli", "check-served", address, "--checkpoint", str(folder), "--dtype", "float32", "--json"]
-    return json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    words = ["ropecli", "check-served", address, "--checkpoint", str(folder), "--length", "12k", "--dtype", "float32"]
+    return json.loads(subprocess.run([*words, "--json"], stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 @contextmanager
