@@ -147,7 +147,7 @@ STEPS = {
         f"{WORK}/yarn-x4 {_EXTENDED} --base {_MODEL} --texts {WORK}/held-out {WORK}/calibration",
         program="python -m real_model_parts.questions",
     ),
-    "extend-32k": Step(30, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 20m", "SmolLM2-32k"),
+    "extend-32k": Step(30, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 25m", "SmolLM2-32k"),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,

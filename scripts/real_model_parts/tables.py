@@ -11,7 +11,6 @@ import numpy as np
 
 from real_model_parts.served import CONTINUED
 from ropecli.evaluation.report import Cell, Change, Report, loss_change
-from ropecli.evaluation.statistics import ratio_interval
 from ropecli.evaluation.wording import recall_words
 from ropecli.reporting.extended import candidates_table
 from ropecli.reporting.lines import sets_of
@@ -175,10 +174,9 @@ def served(record: Mapping[str, Any]) -> Table:
     for name, label in {"base": "base, its own length", "extended": "extended, its whole length"}.items():
         places = [value for key, value in record["answers"].items() if key.startswith(f"copies, {name}, ")]
         counts = np.array(places, float)
-        low, high = ratio_interval(counts.sum(1), np.full(len(counts), float(counts.shape[1])))
         whole = (counts == CONTINUED).sum()
-        rows.append([label, f"{counts.mean():.1f} ({low:.1f} to {high:.1f})", f"{whole} of {counts.size}"])
-    heads = ["served by llama-server", f"right tokens of {CONTINUED}", f"all {CONTINUED} right"]
+        rows.append([label, f"{len(counts)}", f"{counts.mean():.1f}", f"{whole} of {counts.size}"])
+    heads = ["served by llama-server", "documents", f"right tokens of {CONTINUED}", f"all {CONTINUED} right"]
     return Table("served", heads, rows, [*record["servers"].values()])
 
 
