@@ -130,24 +130,21 @@ STEPS = {
         30, f"extend {_MODEL} {_HELD_OUT} --length 16k --serve llama.cpp --max-short-cost 20 --resume", "SmolLM2-16k"
     ),
     "extend-16k-trained": Step(
-        90,
-        f"extend {_MODEL} {_TEXTS} --length 16k --budget 20m --train 45m",
-        "SmolLM2-16k-trained",
+        75, f"extend {_MODEL} {_TEXTS} --length 16k --budget 20m --train 45m", "SmolLM2-16k-trained"
     ),
-    "versions-16k-extended": Step(5, f"eval-ppl {_EXTENDED} {_VERSIONS}/16k --lengths 8k,16k"),
-    "versions-16k-extended-control": Step(4, f"eval-ppl {_EXTENDED} {_VERSIONS}/16k-control --lengths 16k"),
-    "recall-extended": Step(10, f"eval-ppl {_EXTENDED} {_RECALL}"),
+    "versions-16k-extended": Step(8, f"eval-ppl {_EXTENDED} {_VERSIONS}/16k --lengths 8k,16k"),
+    "versions-16k-extended-control": Step(5, f"eval-ppl {_EXTENDED} {_VERSIONS}/16k-control --lengths 16k"),
     "served-16k": Step(
         30,
         f"{_EXTENDED} --base {_MODEL} --versions {WORK}/versions/16k",
         program="python -m real_model_parts.served",
     ),
     "questions-16k": Step(
-        15,
+        25,
         f"{WORK}/yarn-x4 {_EXTENDED} --base {_MODEL} --texts {WORK}/held-out {WORK}/calibration",
         program="python -m real_model_parts.questions",
     ),
-    "extend-32k": Step(30, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 25m", "SmolLM2-32k"),
+    "extend-32k": Step(25, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 25m", "SmolLM2-32k"),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,
