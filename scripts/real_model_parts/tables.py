@@ -23,12 +23,11 @@ Lines = Sequence[tuple[str, Report]]
 
 
 def main(folder: Path) -> None:
-    others: dict[str, Callable[[Mapping[str, Any]], Table]] = {"served": served, "questions": questions}
-    paths = [path for path in sorted(folder.glob("*.json")) if path.stem.split("-")[0] not in others]
-    made = tables({path.stem: read_reports([path]) for path in paths})
+    answers = Path(__file__).with_name("answers")
+    made = tables({path.stem: read_reports([path]) for path in sorted(folder.glob("*.json"))})
     made += [candidates_table(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("extend-*.json"))]
-    for kind, table_of in others.items():
-        made += [table_of(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob(f"{kind}-*.json"))]
+    made += [served(json.loads((answers / "served-16k.json").read_text("utf-8")))]
+    made += [questions(json.loads((answers / "questions-16k.json").read_text("utf-8")))]
     for table in made:
         print(f"{markdown(table)}\n")
 
