@@ -206,9 +206,12 @@ class LiveReaderFactory(ReaderFactory):
         self._loaded = None
 
     def request(self) -> dict[str, Any]:
-        given = "bfloat16" if self._in_bfloat16 else self.loading.get("dtype", "auto")
-        dtype, device = resolve_dtype_and_device(given, self.loading.get("device", "auto"))
-        used = {"dtype": dtype, "device": device.partition(":")[0], "versions": environment()}
+        dtype, device = resolve_dtype_and_device(self.loading.get("dtype", "auto"), self.loading.get("device", "auto"))
+        used = {
+            "dtype": "by checkpoint" if self._in_bfloat16 else dtype,
+            "device": device.partition(":")[0],
+            "versions": environment(),
+        }
         return {**used, "chunk": self.chunk, **self.settings}
 
     @property

@@ -40,7 +40,7 @@ def stopped(ropecli, arguments, stopping):
 
 def test_progress_is_kept_and_another_request_is_refused_by_what_changed(ropecli, arguments, stopped, tmp_path):
     output = tmp_path / "report.json"
-    stopped(3, "--output", output)
+    stopped(3, "--output", output, "--dtype", "float32")
     before = (tmp_path / "report.json.state" / "samples-0.jsonl").read_bytes()
     ropecli(*arguments("--output", output)).is_refused("a run that was interrupted")
     for change, line in (
