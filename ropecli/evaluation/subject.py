@@ -207,11 +207,8 @@ class LiveReaderFactory(ReaderFactory):
 
     def request(self) -> dict[str, Any]:
         dtype, device = resolve_dtype_and_device(self.loading.get("dtype", "auto"), self.loading.get("device", "auto"))
-        used = {
-            "dtype": "by checkpoint" if self._in_bfloat16 else dtype,
-            "device": device.partition(":")[0],
-            "versions": environment(),
-        }
+        dtype = "by checkpoint" if self._in_bfloat16 else dtype
+        used = {"dtype": dtype, "device": device.partition(":")[0], "versions": environment()}
         return {**used, "chunk": self.chunk, **self.settings}
 
     @property
