@@ -168,7 +168,7 @@ def recall(name: str, lines: Lines) -> Table:
 
 
 def served(record: Mapping[str, Any]) -> Table:
-    """How far two servers continue a file rightly: served.py."""
+    """Right tokens with which two servers continue a file; served.py asks them."""
     rows = []
     for name, label in {"base": "base, its own length", "extended": "extended, its whole length"}.items():
         places = [value for key, value in record["answers"].items() if key.startswith(f"copies, {name}, ")]
