@@ -106,7 +106,7 @@ def read_documents(
     """
     kept: list[Document] = []
     lengths: list[int] = []
-    for document in tokenize(texts, tokenizer, count_bytes, enough=max(cut, least) if cut else None):
+    for document in tokenize(texts, tokenizer, count_bytes, max(cut, least) if cut else None, most):
         lengths.append(len(document.ids))
         advance()
         if len(document.ids) >= least:
@@ -158,19 +158,22 @@ def tokenize(
     tokenizer,
     count_bytes: bool = False,
     enough: int | None = None,
+    most: int | None = None,
 ) -> Iterator[Document]:
     """Tokenize texts in batches, which fast tokenizers spread over the cores. See read_documents.
 
     enough: tokens needed of each document. If the tokenizer splits the text into words first, a longer document may
-    end after that many tokens; they equal the first tokens of the whole text.
+    end after that many tokens; they equal the first tokens of the whole text. most: documents needed.
     """
+    size = min(most or _BATCH, _BATCH)
     special = special_tokens(tokenizer)
     prefix, suffix = ("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in (special.prefix, special.suffix))
     # a text may have them already, as exports of training data do
     texts = ((name, text.removeprefix(prefix).removesuffix(suffix)) for name, text in texts)
     if tokenizer.is_fast and any(len(token.split()) > 1 for token in tokenizer.get_added_vocab()):
         enough = None  # such a token may span any place where the text is cut
-    while batch := list(islice(texts, _BATCH)):
+    while batch := list(islice(texts, size)):
+        size = _BATCH
         names, bodies = zip(*batch, strict=True)
         if not tokenizer.is_fast:
             for name, ids in zip(names, encode(tokenizer, list(bodies))["input_ids"], strict=True):

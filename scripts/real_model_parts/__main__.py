@@ -27,6 +27,7 @@ _TRAIN = (
 _AGAINST_BASE = f"eval-ppl {_MODEL} --baseline {_MODEL}"
 _VERSIONS = f"--dtype bfloat16 --resume --protocol tail --targets 1k --data {WORK}/versions"
 _AT_16K = f"{_VERSIONS}/16k --lengths 16k"
+_AT_32K = f"{_VERSIONS}/32k --lengths 8k,32k --max-documents 4"
 _YARN = f"eval-ppl {_MODEL} --methods yarn"
 _TRAINED = f"eval-ppl {WORK}/yarn-x4-trained"
 _DUAL_CHUNK = f"eval-ppl {_MODEL} --methods dual-chunk --factors 2"
@@ -144,7 +145,11 @@ STEPS = {
         f"{WORK}/yarn-x4 {_EXTENDED} --base {_MODEL} --texts {WORK}/held-out {WORK}/calibration",
         program="python -m real_model_parts.questions",
     ),
-    "extend-32k": Step(25, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 25m", "SmolLM2-32k"),
+    "extend-32k-trained": Step(
+        130, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 25m --train 4", "SmolLM2-32k-trained"
+    ),
+    "versions-32k": Step(18, f"{_AGAINST_BASE} --methods yarn --factors 8 {_AT_32K}"),
+    "versions-32k-extended": Step(17, f"eval-ppl {WORK}/SmolLM2-32k-trained {_AT_32K}"),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,

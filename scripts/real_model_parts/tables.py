@@ -36,7 +36,7 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
     """found: reports by the name of their file. A table whose report is not there is left out."""
     made: list[Table] = []
     for name, reports in found.items():
-        if name not in _ELSEWHERE and not name.startswith(("versions-12k", "versions-16k", "extend-", "copies-")):
+        if name not in _ELSEWHERE and not name.startswith(("versions-1", "versions-3", "extend-", "copies-")):
             lines = [(named(report), report) for report in reports]
             if name == "prefix-x2-distance":
                 lines += [(report.label, report) for report in found.get("prefix-x2-windows", [])]
@@ -49,16 +49,16 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
         (control, trained), (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
         rows = [(named(report), report) for report in (none, control, yarn, trained)]
         made.append(same_targets("tail-trained", rows, control=control))
-    for name in (name for name in ("copies-held-out", "copies-versions", "extend-16k-trained") if name in found):
+    for name in (name for name in _COPIES if name in found):
         reports = [report for report in found[name] if report.task == "tail"]
         if name == "copies-versions":
             reports += found.get("versions-16k-extended", ())
         [table] = copies_tables(sets_of(reports)[0], verbose=True)
         made.append(replace(table, title=f"{name}: {table.title}"))
-    recalled = [report for report in found.get("extend-16k-trained", ()) if report.task == "recall"]
-    if recalled:
-        made.append(recall("extend-16k-trained", [(named(report), report) for report in recalled]))
-    made += [versions(length, found) for length in ("16k", "12k") if f"versions-{length}" in found]
+    for name in (name for name in ("extend-16k-trained", "extend-32k-trained") if name in found):
+        recalled = [report for report in found[name] if report.task == "recall"]
+        made.append(recall(name, [(named(report), report) for report in recalled]))
+    made += [versions(length, found) for length in ("16k", "12k", "32k") if f"versions-{length}" in found]
     return made
 
 
@@ -113,7 +113,9 @@ def versions(length: str, found: Mapping[str, Sequence[Report]]) -> Table:
     single = [report for name, reports in others.items() if not name.endswith("-control") for report in reports]
     control = [report for name, reports in others.items() if name.endswith("-control") for report in reports]
     controls = {named(report): report.cells[-1] for report in control}
-    lines = [("none, old version near", near), *((named(report), report) for report in (*scaled, *single))]
+    lines = [(named(report), report) for report in (*scaled, *single)]
+    if near.document_names == base.document_names:
+        lines.insert(0, ("none, old version near", near))
     cell = base.cells[-1]
     rows = [["none", f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", "", "", "", "yes"]]
     for label, report in lines:
@@ -160,11 +162,12 @@ def scores(name: str, lines: Lines) -> Table:
 
 def recall(name: str, lines: Lines) -> Table:
     """Recall by length, with its interval."""
+    lengths = _RECALLED if name.startswith("recall-") else sorted({at for _, report in lines for at in report.lengths})
     rows = [
-        [label, *(recall_words(report.recall(length)) if length in report.lengths else "" for length in _RECALLED)]
+        [label, *(recall_words(report.recall(length)) if length in report.lengths else "" for length in lengths)]
         for label, report in lines
     ]
-    return Table(name, ["method", *(f"{length:,}" for length in _RECALLED)], rows, [command(lines[-1][1])])
+    return Table(name, ["method", *(f"{length:,}" for length in lengths)], rows, [command(lines[-1][1])])
 
 
 def served(record: Mapping[str, Any]) -> Table:
@@ -214,6 +217,7 @@ _ELSEWHERE = {
     *("prefix-x2-windows", "tail-trained", "tail-x4", "tail-x4-distance"),
     *("versions-ceiling", "versions-float32"),
 }
+_COPIES = ("copies-held-out", "copies-versions", "extend-16k-trained", "extend-32k-trained")
 _RECALLED = (8192, 12288, 16384)
 _TABLES = {"prefix": same_length, "tail": same_targets, "ruler": scores, "recall": recall}
 

@@ -17,7 +17,7 @@ from real_model_parts.make import archive_files, download, sources
 
 _TOKENS = range(1536, 4096 + 1)
 _SIMILARITY = (0.5, 0.98)
-LENGTHS = {"12k": 12_288, "16k": 16_384}
+LENGTHS = {"12k": 12_288, "16k": 16_384, "32k": 32_768}
 _NEAR = 8192
 """The ceiling: the old version within the pretraining length."""
 

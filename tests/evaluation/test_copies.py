@@ -75,7 +75,7 @@ def test_a_split_perplexity_is_that_of_a_loop(build, loaded, uneven, plain_nll, 
 
 def test_the_split_is_told(ropecli, tmp_path):
     path = tmp_path / "report.json"
-    options = ["--data", "demo", "--protocol", "tail", "--lengths", "256,1024", "--factors", 4, "--batch-size", 4]
+    options = ["--data", "demo", "--protocol", "tail", "--lengths", "256,1024", "--factors", 4, "--max-documents", 4]
     outcome = ropecli("compare", "demo", *options, "--methods", "none,yarn,streaming", "--output", path).succeeds()
     assert "of the scored tokens follow four tokens that stood last more than 256 tokens back, in" in outcome.printed
     base, *_ = json.loads(path.read_text())["reports"]

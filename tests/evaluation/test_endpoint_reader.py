@@ -35,8 +35,11 @@ def measure(ropecli, llama, corpus):
     """measure("eval-ppl", option, ...) -> the outcome, with what the command needs."""
 
     def call(name, *options, checkpoint=llama):
-        needed = {"eval-ppl": ["--lengths", "24,256", "--max-documents", 6], "needle": ["--samples", 2]}[name]
-        data = ["--data", corpus] if name == "eval-ppl" else ["--lengths", "250,256", "--depths", "0,1"]
+        needed = {
+            "eval-ppl": ["--lengths", "24,256", "--max-documents", 6],
+            "needle": ["--lengths", "250,256", "--depths", "0,1", "--samples", 2],
+        }[name]
+        data = [] if "--style" in options else ["--data", corpus / "text00.txt" if name == "needle" else corpus]
         return ropecli(name, checkpoint, *data, *needed, *options)
 
     return call
@@ -176,7 +179,7 @@ THINKS = (
 
 
 @pytest.fixture
-def thinking(edited, llama, ropecli, tokenizer):
+def thinking(edited, llama, ropecli, tokenizer, corpus):
     """thinking(words) -> ask(option, ...) of a server whose model thinks for this many words, then gives the key."""
     folder = edited(llama)
     (folder / "chat_template.jinja").write_text(THINKS)
@@ -192,7 +195,8 @@ def thinking(edited, llama, ropecli, tokenizer):
     def serve(words):
         server = CompletionsServer(lambda ids: None, like="text", most=700, tokenizer=tokenizer)
         server.choice = lambda ids, room, request: answer(ids, room, words)
-        needle = ["--style", "prose", "--lengths", 300, "--samples", 2, "--depths", 0.5, "--mode", "generate"]
+        needle = ["--data", corpus / "text00.txt", "--lengths", 300, "--samples", 2, "--depths", 0.5]
+        needle += ["--mode", "generate"]
         with server.running():
             yield lambda *options: ropecli("needle", folder, *needle, "--endpoint", server.url, *options)
 
