@@ -275,7 +275,8 @@ def test_train_scores_by_the_losses_of_the_choice_and_keeps_the_best_step(
 
 
 def test_training_that_was_stopped_resumes_to_the_same_bits(extend, texts, tmp_path, contents, monkeypatch):
-    extend(*TRAIN, texts).succeeds()
+    train = ["--factors", 4, "--train", 2, "--data", texts]
+    extend(*train).succeeds()
     expected = contents(shutil.move(tmp_path / "out", tmp_path / "expected"))
     words, passed = TwoLosses.words, []
 
@@ -287,9 +288,9 @@ def test_training_that_was_stopped_resumes_to_the_same_bits(extend, texts, tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(TwoLosses, "words", stopped)
-        assert extend(*TRAIN, texts).code == 130
-    extend(*TRAIN, texts).is_refused("belongs to a run that was interrupted", "--resume")
-    assert "Trained: yarn ×4" in extend(*TRAIN, texts, "--resume").succeeds().out
+        assert extend(*train).code == 130
+    extend(*train).is_refused("belongs to a run that was interrupted", "--resume")
+    assert "Trained: yarn ×4" in extend(*train, "--resume").succeeds().out
     written = contents(tmp_path / "out")
     for file in ("model.safetensors", "config.json"):
         assert written[file] == expected[file]
