@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -93,25 +92,19 @@ def test_a_dry_run_describes_every_stage(tmp_path):
         assert part in second
 
 
-@cache
-def _estimator(config):
-    from transformers import AutoConfig
-
-    from ropecli.training.memory_plan.estimate import MemoryEstimator
-
-    return MemoryEstimator(AutoConfig.for_model(**json.loads(config)))
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in MODELS]
 )
 def test_recipe_fits_on_eight_gpus(name, tmp_path):
     """On eight GPUs of 80 GB, in every stage, patched as it says, by FSDP2, which does not refuse it."""
+    from transformers import AutoConfig
+
     from ropecli.training.launch import Launch, launch_faults
+    from ropecli.training.memory_plan.estimate import MemoryEstimator
 
     path = ROOT / "finetune" / f"{name}.yaml"
     (tmp_path / "config.json").write_text(json.dumps(MODELS[name]))
-    estimator = _estimator(json.dumps(MODELS[name]))
+    estimator = MemoryEstimator(AutoConfig.from_pretrained(tmp_path))
     for stage in plan_stages(open_checkpoint(tmp_path), make_recipe(path, {})):
         launch = Launch("fsdp2", 8, stage.recipe.context_parallel_size)
         assert list(launch_faults(launch, estimator.model, stage.recipe, stage.length)) == []

@@ -148,8 +148,8 @@ STEPS = {
     "extend-32k-trained": Step(
         130, f"extend {_MODEL} {_TEXTS} --length 32k --methods yarn --budget 25m --train 4", "SmolLM2-32k-trained"
     ),
-    "versions-32k": Step(18, f"{_AGAINST_BASE} --methods yarn --factors 8 {_AT_32K}"),
-    "versions-32k-extended": Step(17, f"eval-ppl {WORK}/SmolLM2-32k-trained {_AT_32K}"),
+    "versions-32k": Step(10, f"{_AGAINST_BASE} --methods yarn --factors 8 {_AT_32K}"),
+    "versions-32k-extended": Step(9, f"eval-ppl {WORK}/SmolLM2-32k-trained {_AT_32K}"),
     "prefix-x4": Step(10, f"{_COMPARE} --methods none,yarn,ntk --factors 4 --lengths 8k,16k,32k --max-documents 4"),
     "float32": Step(
         5,

@@ -24,7 +24,9 @@ def test_documents_are_the_tokenizers_own_ids(tokenizer):
     for document, text in zip(documents.kept, (TEXTS[0][1], TEXTS[2][1]), strict=True):
         np.testing.assert_array_equal(document.ids, tokenizer(text)["input_ids"])
         assert document.ids.dtype == np.int64
-    documents = read_documents(TEXTS, tokenizer, 20, most=1)
+    texts = iter(TEXTS)
+    documents = read_documents(texts, tokenizer, 20, most=1)
+    assert next(texts) == TEXTS[1]  # nothing is read ahead
     assert ([document.name for document in documents.kept], documents.too_short) == (["long"], 0)
     with pytest.raises(DataError, match="no document"):
         read_documents([], tokenizer, 20)
