@@ -240,8 +240,8 @@ def metrics_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_train_scores_by_the_losses_of_the_choice_and_keeps_the_best_step(
-    extend, texts, tmp_path, ropecli, monkeypatch
+def test_train_scores_by_the_losses_of_the_choice_keeps_the_best_step_and_resumes_to_the_same_bits(
+    extend, texts, tmp_path, contents, monkeypatch
 ):
     monkeypatch.setattr(finetuning, "emulates_bfloat16", lambda: True)
     outcome = extend(*TRAIN, texts, "--serve", "vllm").succeeds()
@@ -273,11 +273,7 @@ def test_train_scores_by_the_losses_of_the_choice_and_keeps_the_best_step(
     assert not (tmp_path / "out.state").exists()
     assert "is already finished." in extend(*TRAIN, texts, "--resume").succeeds().err
 
-
-def test_training_that_was_stopped_resumes_to_the_same_bits(extend, texts, tmp_path, contents, monkeypatch):
-    train = ["--factors", 4, "--train", 2, "--data", texts]
-    extend(*train).succeeds()
-    expected = contents(shutil.move(tmp_path / "out", tmp_path / "expected"))
+    expected = contents(shutil.move(out, tmp_path / "expected"))
     words, passed = TwoLosses.words, []
 
     def stopped(*arguments):
@@ -288,10 +284,10 @@ def test_training_that_was_stopped_resumes_to_the_same_bits(extend, texts, tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(TwoLosses, "words", stopped)
-        assert extend(*train).code == 130
-    extend(*train).is_refused("belongs to a run that was interrupted", "--resume")
-    assert "Trained: yarn ×4" in extend(*train, "--resume").succeeds().out
-    written = contents(tmp_path / "out")
+        assert extend(*TRAIN, texts).code == 130
+    extend(*TRAIN, texts).is_refused("belongs to a run that was interrupted", "--resume")
+    assert "Trained: yarn ×4" in extend(*TRAIN, texts, "--resume").succeeds().out
+    written = contents(out)
     for file in ("model.safetensors", "config.json"):
         assert written[file] == expected[file]
 
