@@ -106,7 +106,7 @@ def read_documents(
     """
     kept: list[Document] = []
     lengths: list[int] = []
-    for document in tokenize(texts, tokenizer, count_bytes, max(cut, least) if cut else None, most):
+    for document in tokenize(texts, tokenizer, count_bytes, enough=max(cut, least) if cut else None, most=most):
         lengths.append(len(document.ids))
         advance()
         if len(document.ids) >= least:

@@ -36,7 +36,7 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
     """found: reports by the name of their file. A table whose report is not there is left out."""
     made: list[Table] = []
     for name, reports in found.items():
-        if name not in _ELSEWHERE and not name.startswith(("versions-1", "versions-3", "extend-", "copies-")):
+        if name not in _ELSEWHERE and not name.startswith(("extend-", "copies-", *_VERSIONS)):
             lines = [(named(report), report) for report in reports]
             if name == "prefix-x2-distance":
                 lines += [(report.label, report) for report in found.get("prefix-x2-windows", [])]
@@ -49,16 +49,17 @@ def tables(found: Mapping[str, Sequence[Report]]) -> list[Table]:
         (control, trained), (none, yarn, *_) = found["tail-trained"], found["tail-x2"]
         rows = [(named(report), report) for report in (none, control, yarn, trained)]
         made.append(same_targets("tail-trained", rows, control=control))
-    for name in (name for name in _COPIES if name in found):
+    extended = [name for name in found if name.startswith("extend-") and name.endswith(BY_EXTEND)]
+    for name in (*(name for name in found if name.startswith("copies-")), *extended):
         reports = [report for report in found[name] if report.task == "tail"]
         if name == "copies-versions":
             reports += found.get("versions-16k-extended", ())
         [table] = copies_tables(sets_of(reports)[0], verbose=True)
         made.append(replace(table, title=f"{name}: {table.title}"))
-    for name in (name for name in ("extend-16k-trained", "extend-32k-trained") if name in found):
+    for name in extended:
         recalled = [report for report in found[name] if report.task == "recall"]
         made.append(recall(name, [(named(report), report) for report in recalled]))
-    made += [versions(length, found) for length in ("16k", "12k", "32k") if f"versions-{length}" in found]
+    made += [versions(name, found) for name in _VERSIONS if name in found]
     return made
 
 
@@ -103,15 +104,15 @@ def same_targets(name: str, lines: Lines, control: Report | None = None) -> Tabl
     return Table(name, heads, rows, [command(lines[-1][1])])
 
 
-def versions(length: str, found: Mapping[str, Sequence[Report]]) -> Table:
+def versions(name: str, found: Mapping[str, Sequence[Report]]) -> Table:
     """The end of a new version, read with the old version. Changes are from the base with 8,192 tokens.
 
     control: with unrelated code in the old version's place.
     """
-    [base, *scaled], [near] = found[f"versions-{length}"], found["versions-ceiling"]
-    others = {name: reports for name, reports in found.items() if name.startswith(f"versions-{length}-")}
-    single = [report for name, reports in others.items() if not name.endswith("-control") for report in reports]
-    control = [report for name, reports in others.items() if name.endswith("-control") for report in reports]
+    [base, *scaled], [near] = found[name], found["versions-ceiling"]
+    others = {part: reports for part, reports in found.items() if part.startswith(f"{name}-")}
+    single = [report for part, reports in others.items() if not part.endswith("-control") for report in reports]
+    control = [report for part, reports in others.items() if part.endswith("-control") for report in reports]
     controls = {named(report): report.cells[-1] for report in control}
     lines = [(named(report), report) for report in (*scaled, *single)]
     if near.document_names == base.document_names:
@@ -120,14 +121,14 @@ def versions(length: str, found: Mapping[str, Sequence[Report]]) -> Table:
     rows = [["none", f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", "", "", "", "yes"]]
     for label, report in lines:
         if report.document_names != base.document_names[: len(report.document_names)]:
-            raise ValueError(f"versions-{length}: {label} is not of the same documents.")
+            raise ValueError(f"{name}: {label} is not of the same documents.")
         cell, other = report.cells[-1], controls.get(label) if report is not near else None
         control_cells = [f"{other.ppl:.2f}", _from_first(other, base)] if other else ["", ""]
         values = [f"{cell.length:,}", f"{cell.samples}", f"{cell.ppl:.2f}", _from_first(cell, base), *control_cells]
         rows.append([label, *values, "no" if find_method(report.method).remaps else "yes"])
     heads = ["method", "tokens", "documents", "perplexity", "change", "control", "change of the control", "stock"]
     reports = [base, *(report for _, report in lines), *control]
-    return Table(f"versions-{length}", heads, rows, list(dict.fromkeys(map(command, reports))))
+    return Table(name, heads, rows, list(dict.fromkeys(map(command, reports))))
 
 
 def _from_first(cell: Cell, base: Report) -> str:
@@ -217,7 +218,7 @@ _ELSEWHERE = {
     *("prefix-x2-windows", "tail-trained", "tail-x4", "tail-x4-distance"),
     *("versions-ceiling", "versions-float32"),
 }
-_COPIES = ("copies-held-out", "copies-versions", "extend-16k-trained", "extend-32k-trained")
+_VERSIONS = ("versions-16k", "versions-12k", "versions-32k")
 _RECALLED = (8192, 12288, 16384)
 _TABLES = {"prefix": same_length, "tail": same_targets, "ruler": scores, "recall": recall}
 
