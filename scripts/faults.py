@@ -9,8 +9,8 @@
 
 Each fault is a piece of code that occurs exactly once in ropecli/, and its replacement. It is applied to a copy of the
 repository, never to the working tree. The test files of that part run until one test fails, those that import the
-changed module first. Exit status 1 if a fault survives, that is, if no test fails, or if it no longer applies:
-then the code has changed, and the piece must be updated here.
+changed module first; that test must pass without the fault. Exit status 1 if a fault survives, that is, if no test
+fails, or one that fails anyway, or if it no longer applies: then the code has changed, and the piece must be updated here.
 """
 
 import argparse
@@ -19,8 +19,10 @@ import builtins
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import NamedTuple
 
@@ -189,7 +191,7 @@ class Place(NamedTuple):
         part, module = Path(self.file).parts[1], self.file.removesuffix(".py").replace("/", ".")
         part_files = sorted(ROOT.glob(f"tests/{part}/test_*.py"))
         also = [file for name in ALSO.get(part, []) for file in sorted(ROOT.glob(f"{name}/test_*.py")) or [ROOT / name]]
-        importing = [file for file in [*part_files, *also] if module in file.read_text()]
+        importing = [file for file in ROOT.glob("tests/**/test_*.py") if module in file.read_text()]
         importing.sort(key=lambda file: (Path(self.file).stem not in file.name, file.stat().st_size))
         groups = importing, *([file for file in files if file not in importing] for files in (part_files, also))
         return [[str(file.relative_to(ROOT)) for file in files] for files in groups if files]
@@ -237,29 +239,50 @@ class FirstFailure:
     pytest_collectreport = pytest_runtest_logreport
 
 
-def try_fault(place: Place, quick: bool) -> bool:
-    """Print whether a test fails, and which. Runs in a process of its own, in which ropecli is not imported yet."""
-    import pytest
+def first_failure(folder: Path, groups: list[list[str]]) -> str:
+    """The first test that fails in a copy of the repository, or nothing; in a process that has not imported ropecli."""
+    name = folder / "first-failure"
+    if not (process := os.fork()):
+        try:
+            import pytest
 
-    resource.setrlimit(resource.RLIMIT_CPU, (TIMEOUT, TIMEOUT))
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("ropecli", "tests", "scripts", "recipes"):
-            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md"):
-            shutil.copy(ROOT / name, Path(folder, name))
-        changed = Path(folder, place.file)
-        changed.write_text(changed.read_text().replace(place.before, place.after))
-        os.chdir(folder)
-        sys.path[0] = os.environ["PYTHONPATH"] = folder
-        failure = FirstFailure()
-        for tests in place.tests()[: 1 if quick else None]:
-            options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal"]
-            if not failure.name and pytest.main([*options, *tests], plugins=[failure]):
-                failure.name = failure.name or "pytest itself fails"
-    print(
-        f"{'killed  ' if failure.name else 'SURVIVED'} {place.file}: {place.after[:60]!r}  {failure.name}", flush=True
-    )
-    return bool(failure.name)
+            resource.setrlimit(resource.RLIMIT_CPU, (TIMEOUT, TIMEOUT))
+            os.chdir(folder)
+            sys.path[0] = os.environ["PYTHONPATH"] = str(folder)
+            failure = FirstFailure()
+            for tests in groups:
+                options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal"]
+                if not failure.name and pytest.main([*options, *tests], plugins=[failure]):
+                    failure.name = failure.name or "pytest itself fails"
+            name.write_text(failure.name)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) > 0:
+        sys.exit("The tests could not be started.")
+    if not name.exists():
+        return "ended by a signal, such as the limit of CPU time"
+    found = name.read_text()
+    name.unlink()
+    return found
+
+
+def try_fault(place: Place, files: list[str], quick: bool) -> bool:
+    """Print whether a test fails that passes without the fault, and which."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, folder / file)
+        changed = folder / place.file
+        changed.write_text((ROOT / place.file).read_text().replace(place.before, place.after))
+        failure = first_failure(folder, place.tests()[: 1 if quick else None])
+        shutil.copy(ROOT / place.file, changed)
+        anyway = "::" in failure and first_failure(folder, [[failure]])
+    word = "FAILS ANYWAY" if anyway else "killed" if failure else "SURVIVED"
+    print(f"{word:8} {place.file}: {place.after[:60]!r}  {failure}", flush=True)
+    return word == "killed"
 
 
 def main() -> None:
@@ -282,6 +305,9 @@ def main() -> None:
     # imported once; every fault is tried in a fork of this process
     import accelerate, datasets, hypothesis, matplotlib.pyplot, peft, torch, transformers, typer  # noqa: E401, F401, I001
 
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [file for file in listed.split("\0") if (ROOT / file).is_file()]
     running: set[int] = set()
     survivors = 0
     for place in [*chosen, *[None] * options.jobs]:
@@ -293,7 +319,7 @@ def main() -> None:
             if not (process := os.fork()):
                 status = 2
                 try:
-                    status = 0 if try_fault(place, options.quick) else 1
+                    status = 0 if try_fault(place, files, options.quick) else 1
                 finally:
                     os._exit(status)
             running.add(process)

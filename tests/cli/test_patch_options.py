@@ -77,7 +77,8 @@ def test_a_combination_is_remembered_and_reverted(ropecli, llama, patch, tmp_pat
     assert {"method": "yarn+resonance", "factor": 4.0, "params": {"beta_fast": 8}}.items() <= record.items()
     report = ropecli("inspect", combined, "--json").json()
     assert (report["method"], report["params"]["beta_fast"], report["findings"]) == ("yarn+resonance", 8, [])
-    patch(combined, "--method", "yarn+rerope", "--factor", 4)
+    extended, _ = patch(combined, "--method", "yarn+rerope", "--factor", 4)
+    assert extended["ropecli_remapping"]["pretrained"] == 2 * 64  # what yarn ×2 reads; rerope extends that
     assert "yarn+rerope" in ropecli("inspect", tmp_path / "out-1").out
     ropecli("revert", tmp_path / "out-1", "-o", tmp_path / "back").succeeds()
     assert config_of(tmp_path / "back") == config_of(llama)
