@@ -84,8 +84,9 @@ ALPACA = """\
 # Qwen 3: only the last answer keeps its reasoning
 THINKING = """\
 {%- for message in messages %}
-    {%- set reasoning = '<think>\\n</think>\\n' if message.role == 'assistant' and loop.last else '' %}
-    {{- '<|im_start|>' + message.role + '\\n' + reasoning + message.content + '<|im_end|>\\n' }}
+    {%- set thought = '<think>\\n' + message.reasoning | default('') + '</think>\\n' %}
+    {%- set thought = thought if message.role == 'assistant' and loop.last else '' %}
+    {{- '<|im_start|>' + message.role + '\\n' + thought + message.content + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
@@ -301,6 +302,11 @@ LOST = {
         Conversation(turns("Where?", "ok, here.", system="ok")), WITHOUT_SYSTEM,
         "content of message 0, by the system",
     ),
+    "a text that is also in an earlier message": (
+        Conversation(turns("Where?", "Here.", "Where?", "There.")),
+        CHATML.replace("message.content", "(message.content if loop.index0 != 2 else '')"),
+        "content of message 2, by the user",
+    ),
     "a text that begins with a slash": (
         Conversation(turns("/look", "Here.", "Where?", "Here.")),
         CHATML.replace("message.content", "(message.content if message.content[0] != '/' else '')"),
@@ -335,10 +341,12 @@ def test_an_answer_of_which_nothing_is_left_is_never_trained_on(tokenizer_of):
 def test_each_answer_is_a_document_that_ends_with_it_as_at_inference(tokenizer_of):
     tokenizer = tokenizer_of(THINKING, IM)
     messages = turns(QUESTIONS[0], ANSWERS[0], QUESTIONS[1], ANSWERS[1], system="Be brief.")
+    for message in messages[2::2]:  # the second answer is written without the first one's reasoning
+        message["reasoning"] = "It rained."
     documents = documents_of([("row", Conversation(messages))], tokenizer, "each-answer")
     assert [document.name for document in documents] == ["row, answer 1", "row, answer 2"]
     for document, number in zip(documents, (2, 4), strict=True):
-        answer = f"<think>\n</think>\n{messages[number]['content']}<|im_end|>"
+        answer = f"<think>\nIt rained.</think>\n{messages[number]['content']}<|im_end|>"
         prompt = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
         assert tokenizer.decode(document.ids) == f"{prompt}{answer}\n"
         assert tokenizer.decode(document.ids[document.trained]) == answer
