@@ -32,7 +32,7 @@ ALSO = {
     "attention": ["tests/cli"],
     "checkpoint": ["tests/config", "tests/live", "tests/cli"],
     "config": ["tests/checkpoint", "tests/live", "tests/cli"],
-    "data": ["tests/cli/test_hub.py"],
+    "data": ["tests/cli/test_extend.py", "tests/cli/test_hub.py"],
     "evaluation": ["tests/reporting", "tests/cli"],
     "live": ["tests/attention", "tests/checkpoint", "tests/evaluation", "tests/cli"],
     "training": ["tests/cli"],

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ropecli.data.sampling import positions_of, select_documents
@@ -100,6 +100,7 @@ layouts = pytest.mark.parametrize("layout", [long, packed, concat, single], ids=
     st.booleans(),
     st.one_of(st.none(), st.integers(1, 60)),
 )
+@example([[3, 5], [3, 5]], 8, True, 14)  # the budget ends within a conversation that fits
 def test_a_conversation_that_fits_is_whole_and_a_longer_one_is_cut_between_turns_or_dropped(turns, length, cut, budget):
     """turns: tokens of each. budget: tokens used of all."""
     lengths, starts = np.array([sum(each) for each in turns]), [np.cumsum([0, *each[:-1]]) for each in turns]

@@ -234,8 +234,9 @@ def test_the_summary_says_how_much_is_trained_beyond_the_pretraining_length(
         assert gaps.summary(60, 200)[0].startswith("warning: the checkpoint reads") == warns
     stream = chat_stream(chat, length=600)
     batch = stream.batch(range(len(stream)))
-    far = (batch.positions >= 100)[batch.labels != UNSCORED].mean()
-    assert last(stream, 100).startswith(f"{far:.1%} of the trained tokens")
+    scored = batch.positions[batch.labels != UNSCORED]
+    assert last(stream, 100).startswith(f"{(scored >= 100).mean():.1%} of the trained tokens")
+    assert stream._parts[0].far_labels(scored.max()) == ((scored == scored.max()).sum(), scored.size)
     skipping = stream_of(source(corpus), positions="pose", length=32, window=200)
     assert last(skipping, 32).endswith("have more than 32 tokens before them, the pretraining length.")
 

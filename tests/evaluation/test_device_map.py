@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from tiny_settings import EXPERTS, LATENT, ONE_OF_EACH
 
 from ropecli.attention import load_model
 from ropecli.attention.patching import live_patch
 from ropecli.checkpoint.opening import open_checkpoint
 from ropecli.checkpoint.patch_plan import make_plan
+from ropecli.evaluation.readers.live import LiveReader
 from ropecli.live.devices import device_names, input_device
 from ropecli.scaling.spec import make_spec
 
@@ -43,6 +45,23 @@ def test_losses_with_offloaded_weights_equal_those_of_one_device(
     cells = evaluate(model, documents, [32, 100], chunk=chunk)
     assert not caplog.records
     assert [cell.value for cell in cells] == pytest.approx([cell.value for cell in expected], rel=1e-6)
+
+
+def test_a_hook_on_the_decoder_stays(llama, loaded):
+    """As Accelerate's, which moves the inputs to the GPU of a decoder whose head is on another one."""
+    model, read = loaded(llama), []
+
+    class Counting(ModelHook):
+        def pre_forward(self, module, *arguments, **named):
+            read.append(named["input_ids"].shape)
+            return arguments, named
+
+    add_hook_to_module(model.model, Counting())
+    reader = LiveReader(model)
+    for length in (24, 32):
+        ids = torch.arange(1, length + 1)[None]
+        reader.nll(ids)
+        assert read.pop() == ids.shape
 
 
 # On the command line.

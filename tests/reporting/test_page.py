@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ropecli.options import PROTOCOLS
+from ropecli.reporting.lines import sets_of
 from ropecli.reporting.page import render_page
 from ropecli.table import clean
 
@@ -147,6 +148,9 @@ def test_runs_of_one_job_are_one_comparison(report, changed):
     assert "perplexity (prefix): 8 documents" in " ".join(texts(tree, "p"))
     joined, whole = rows[1][2], f"{saved.cells[2].ppl:.2f}"
     assert joined == f"{patched.cells[2].ppl:.2f}" == whole
+    cells = [replace(cell, weights=(2.0,) * 16) for cell in many.cells]  # texts of the same names, of other sizes
+    sets = sets_of([few, patched, replace(many, cells=cells)])
+    assert [len(lines[0].report.documents) for lines in sets] == [8, 16]
 
 
 @pytest.fixture(scope="module")
