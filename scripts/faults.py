@@ -179,6 +179,8 @@ FAULTS: list[tuple[str, str]] = [
 
 TIMEOUT = 1800
 """Seconds of CPU time. A fault that runs longer, such as an endless loop, counts as noticed."""
+NO_TEST = 5
+"""The exit status of pytest where a file has slow tests alone."""
 
 
 class Place(NamedTuple):
@@ -192,7 +194,8 @@ class Place(NamedTuple):
         part_files = sorted(ROOT.glob(f"tests/{part}/test_*.py"))
         also = [file for name in ALSO.get(part, []) for file in sorted(ROOT.glob(f"{name}/test_*.py")) or [ROOT / name]]
         importing = [file for file in ROOT.glob("tests/**/test_*.py") if module in file.read_text()]
-        importing.sort(key=lambda file: (Path(self.file).stem not in file.name, file.stat().st_size))
+        stem = Path(self.file).stem
+        importing.sort(key=lambda file: (stem not in file.name, file not in part_files, file.stat().st_size))
         groups = importing, *([file for file in files if file not in importing] for files in (part_files, also))
         return [[str(file.relative_to(ROOT)) for file in files] for files in groups if files]
 
@@ -249,20 +252,18 @@ def first_failure(folder: Path, groups: list[list[str]]) -> str:
             resource.setrlimit(resource.RLIMIT_CPU, (TIMEOUT, TIMEOUT))
             os.chdir(folder)
             sys.path[0] = os.environ["PYTHONPATH"] = str(folder)
-            failure = FirstFailure()
+            failure, options = FirstFailure(), ["-x", "-p", "no:cacheprovider", "-p", "no:terminal"]
             for tests in groups:
-                options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal"]
-                if not failure.name and pytest.main([*options, *tests], plugins=[failure]):
+                if not failure.name and pytest.main([*options, *tests], plugins=[failure]) not in (0, NO_TEST):
                     failure.name = failure.name or "pytest itself fails"
             name.write_text(failure.name)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) > 0:
-        sys.exit("The tests could not be started.")
+    ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if not name.exists():
-        return "ended by a signal, such as the limit of CPU time"
+        return "a signal, such as that of the limit of CPU time" if ended < 0 else ""
     found = name.read_text()
     name.unlink()
     return found
@@ -314,7 +315,7 @@ def main() -> None:
         if running and (place is None or len(running) == options.jobs):
             process, status = os.wait()
             running.remove(process)
-            survivors += os.waitstatus_to_exitcode(status) == 1
+            survivors += os.waitstatus_to_exitcode(status) != 0
         if place:
             if not (process := os.fork()):
                 status = 2
