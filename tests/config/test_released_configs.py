@@ -76,6 +76,12 @@ def test_a_base_that_transformers_does_not_read_is_written_where_it_does(release
     assert after[1] == pytest.approx(2e4 ** (-1 / 32), rel=2e-6)
 
 
+@pytest.mark.transformers("5.23", "step3p5 is unknown")
+def test_a_list_of_bases_is_written_for_the_layers_that_are_extended(released, patched, config_of):
+    folder = patched(released("Step-3.7-Flash"), "abf", 4.0, rope_theta=9e6)  # proved
+    assert config_of(folder)["text_config"]["rope_theta"] == [9e6, 1e4, 9e6]
+
+
 def test_an_absent_head_dim_that_transformers_reads_as_null_is_written(released, patched, config_of):
     """Mixtral's config.json has none; transformers 5 then multiplies null."""
     assert config_of(patched(released("Mixtral-8x7B"), "yarn"))["head_dim"] == 128

@@ -86,6 +86,18 @@ def test_memory_of_all_layers_follows_from_one_of_each_kind(config_of):
     assert (actual.trained, actual.host) == (expected.trained, pytest.approx(expected.host, rel=1e-3))
 
 
+def test_memory_of_a_long_sequence_follows_from_short_ones(config_of):
+    """Where layers loop over the tokens. A short one has 2,048, and a fourth of the long one at most."""
+    small = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 500, "head_dim": 16, "num_hidden_layers": 4}
+    config = config_of("minimax", **small)
+    short, whole = MemoryEstimator(config), MemoryEstimator(config)
+    whole.fake_steps.loops = False
+    actual, expected = (each.estimate(recipe(offload_activations=True), 12288) for each in (short, whole))
+    assert short.fake_steps.loops
+    assert actual.total - actual.runtime == pytest.approx(expected.total - expected.runtime, rel=1e-4)
+    assert actual.host == pytest.approx(expected.host, rel=1e-4)
+
+
 def test_setup_with_the_fewest_changes_that_fits_is_chosen(estimator):
     setups = find_setups(estimator, recipe(), 4096, 8, 80 * 10**9)
     chosen = best_setup(setups)
