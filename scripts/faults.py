@@ -147,6 +147,8 @@ FAULTS: list[tuple[str, str]] = [
     ("if not any(_is_of(report, checkpoint) for report in measured):", "if False:"),
     ("if not (existing.private or public):", "if False:"),
     ("if others := sorted(loaded - set(names)):", "if others := []:"),
+    ("if QUERY_SCALE in kept:", "if False:"),
+    ("        refuse_held_out(source.data)", "        pass"),
     ("excess = 1 - 2 * short / length", "excess = 1 - short / length"),
     ("base = [base if layer == label else old for layer, old in layers]", "base = [base for _ in layers]"),
     # big models and large sources

@@ -82,6 +82,14 @@ def test_a_list_of_bases_is_written_for_the_layers_that_are_extended(released, p
     assert config_of(folder)["text_config"]["rope_theta"] == [9e6, 1e4, 9e6]
 
 
+def test_queries_that_grow_with_the_position_keep_the_pretraining_length(released, patched, config_of):
+    """Ministral 3's attention reads it whatever the rope_type: queries grow with position // length."""
+    parameters = config_of(patched(released("Ministral-3-8B"), "linear", 4.0))["rope_parameters"]
+    released_ones = CONFIGS["Ministral-3-8B"]["rope_parameters"]
+    for key in ("llama_4_scaling_beta", "original_max_position_embeddings"):
+        assert parameters[key] == released_ones[key]
+
+
 def test_an_absent_head_dim_that_transformers_reads_as_null_is_written(released, patched, config_of):
     """Mixtral's config.json has none; transformers 5 then multiplies null."""
     assert config_of(patched(released("Mixtral-8x7B"), "yarn"))["head_dim"] == 128
