@@ -322,11 +322,11 @@ def main() -> None:
             survivors += os.waitstatus_to_exitcode(status) != 0
         if place:
             if not (process := os.fork()):
-                status = 2
+                killed = False
                 try:
-                    status = 0 if try_fault(place, files, options.quick) else 1
+                    killed = try_fault(place, files, options.quick)
                 finally:
-                    os._exit(status)
+                    os._exit(0 if killed else 1)
             running.add(process)
     print(f"{len(chosen) - survivors} of {len(chosen)} faults killed.")
     sys.exit(1 if survivors else 0)
